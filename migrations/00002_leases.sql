@@ -1,0 +1,359 @@
+-- The lease protocol. What takes, renews or frees leases is set-based and
+-- answers a row for each name it was asked about; every row lock is taken in
+-- the order of the names. Whatever ends a tenure first locks the row FOR
+-- UPDATE, which waits for a guard's FOR KEY SHARE; a renewal is a plain UPDATE
+-- of columns outside any key, which passes it.
+--
+-- States in the answers:
+--   held      the tenure goes on
+--   released  this call ended it
+--   idle      the row is free: an earlier release, or one by force, ended it
+--   expired   its time ran out, and nobody has taken it since
+--   taken     somebody else has been granted the lease since
+--   busy      another transaction has the row locked: not known, ask again
+--   blocked   an open guard is in the way of the release
+
+-- +goose Up
+
+-- Statements that wait need a snapshot of their own after the wait, which only
+-- READ COMMITTED gives them; no function can change the level from inside.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.check_level(verb text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'pglock.% needs READ COMMITTED, this transaction is at %', verb, upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'invalid_transaction_state',
+                  HINT = 'Call it in a transaction begun with BEGIN ISOLATION LEVEL READ COMMITTED.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+-- Creates the rows of names never used before, unheld and with token 0: a
+-- first INSERT draws its token before it is known to win. Waits no longer than
+-- 100 ms for another transaction that is creating one of them, and then says
+-- false.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.create_names(names text[]) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms'
+AS $$
+BEGIN
+    INSERT INTO pglock.leases AS l (name, token)
+    SELECT n.name, 0 FROM unnest(create_names.names) AS n (name) ORDER BY n.name COLLATE "C"
+    ON CONFLICT DO NOTHING;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+-- +goose StatementEnd
+
+-- Takes each lease that is free or has expired; never waits for a holder. For
+-- one that was not granted the answer says who holds it and for how long yet
+-- (a NULL token: another transaction is just creating the name; a time left
+-- of zero or less: it has expired, and another transaction has its row). A
+-- repeat with the same claim while its grant lasts is granted the same token
+-- again and extends nothing.
+--   SELECT * FROM pglock.acquire('{accounts/42}', '30 s');
+-- +goose StatementBegin
+CREATE FUNCTION pglock.acquire(
+    names    text[],
+    ttl      interval,
+    claim    uuid  DEFAULT gen_random_uuid(),
+    owner    text  DEFAULT NULL,
+    metadata jsonb DEFAULT NULL
+) RETURNS TABLE (name text, granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    free    text[];
+    missing text[];
+    moment  timestamptz;
+BEGIN
+    PERFORM pglock.check_level('acquire');
+    PERFORM pglock.check_name('lease', n.name) FROM unnest(acquire.names) AS n (name);
+    IF cardinality(acquire.names) > 1
+       AND cardinality(acquire.names) > (SELECT count(DISTINCT n.name) FROM unnest(acquire.names) AS n (name)) THEN
+        RAISE EXCEPTION 'a lease name stands twice in %', acquire.names USING ERRCODE = 'invalid_parameter_value';
+    ELSIF acquire.ttl IS NULL OR acquire.ttl < interval '100 ms' OR acquire.ttl > interval '24 h' THEN
+        RAISE EXCEPTION 'TTL % is out of range', acquire.ttl
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'A TTL is between 100 ms and 24 h.';
+    ELSIF acquire.claim IS NULL THEN
+        RAISE EXCEPTION 'claim is NULL'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out, or give each acquire a uuid of its own.';
+    END IF;
+
+    FOR attempt IN 1..2 LOOP
+        SELECT array_agg(f.name) INTO free FROM (
+            SELECT l.name FROM pglock.leases l
+            WHERE l.name = ANY (acquire.names) AND l.expires_at <= clock_timestamp()
+            ORDER BY l.name
+            FOR UPDATE SKIP LOCKED) f;
+        moment := clock_timestamp();
+        IF free IS NOT NULL THEN
+            RETURN QUERY
+            UPDATE pglock.leases AS l
+            SET token = nextval('pglock.leases_token_seq'), holder = acquire.owner, role = session_user,
+                claim = acquire.claim, acquired_at = moment, expires_at = moment + acquire.ttl,
+                ttl = acquire.ttl, metadata = acquire.metadata
+            WHERE l.name = ANY (free)
+            RETURNING l.name, true, l.token, l.holder, acquire.ttl, l.expires_at;
+            IF cardinality(free) = cardinality(acquire.names) THEN
+                RETURN;
+            END IF;
+            acquire.names := ARRAY(SELECT n.name FROM unnest(acquire.names) AS n (name) WHERE n.name <> ALL (free));
+        END IF;
+        EXIT WHEN attempt = 2;
+        missing := ARRAY(SELECT n.name FROM unnest(acquire.names) AS n (name)
+                         WHERE NOT EXISTS (SELECT FROM pglock.leases l WHERE l.name = n.name));
+        EXIT WHEN cardinality(missing) = 0 OR NOT pglock.create_names(missing);
+    END LOOP;
+
+    moment := clock_timestamp();
+    RETURN QUERY
+    SELECT n.name, coalesce(l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment, false),
+           l.token, l.holder, l.expires_at - moment, l.expires_at
+    FROM unnest(acquire.names) AS n (name) LEFT JOIN pglock.leases l ON l.name = n.name;
+END
+$$;
+-- +goose StatementEnd
+
+-- What became of tenures that a renewal or a release could not touch.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.fates(names text[], tokens bigint[], moment timestamptz)
+RETURNS TABLE (name text, token bigint, state text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT w.name, w.token, CASE
+        WHEN l.name IS NULL THEN 'expired'                    -- purged: only idle rows are
+        WHEN l.token <> w.token THEN 'taken'
+        WHEN l.claim IS NULL THEN 'idle'
+        WHEN l.role <> session_user THEN 'taken'
+        WHEN l.expires_at <= moment THEN 'expired'
+        ELSE 'busy' END
+    FROM unnest(names, tokens) AS w (name, token) LEFT JOIN pglock.leases l ON l.name = w.name
+$$;
+-- +goose StatementEnd
+
+-- Refuses arrays that don't pair up.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.check_pairs(names text[], tokens bigint[]) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF names IS NULL OR tokens IS NULL OR cardinality(names) <> cardinality(tokens) THEN
+        RAISE EXCEPTION '% names beside % tokens', coalesce(cardinality(names), 0), coalesce(cardinality(tokens), 0)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each name its token.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+-- Extends each tenure by its TTL, counted from now; never revives one that has
+-- ended and never waits for a row: what is locked by another transaction is
+-- busy. The rows are locked first and the time is taken after that.
+--   SELECT * FROM pglock.renew('{accounts/42}', '{17}');
+-- +goose StatementBegin
+CREATE FUNCTION pglock.renew(names text[], tokens bigint[])
+RETURNS TABLE (name text, token bigint, state text, remaining interval)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    locked  text[];
+    moment  timestamptz;
+    renewed bigint;
+BEGIN
+    PERFORM pglock.check_level('renew');
+    PERFORM pglock.check_pairs(renew.names, renew.tokens);
+    SELECT array_agg(h.name) INTO locked FROM (
+        SELECT l.name
+        FROM unnest(renew.names, renew.tokens) AS w (name, token)
+        JOIN pglock.leases l ON l.name = w.name AND l.token = w.token
+        WHERE l.claim IS NOT NULL AND l.role = session_user
+        ORDER BY l.name
+        FOR NO KEY UPDATE OF l SKIP LOCKED) h;
+    moment := clock_timestamp();
+    RETURN QUERY
+    UPDATE pglock.leases AS l SET expires_at = moment + l.ttl
+    WHERE l.name = ANY (locked) AND l.expires_at > moment
+    RETURNING l.name, l.token, 'held', l.ttl;
+    GET DIAGNOSTICS renewed = ROW_COUNT;
+    IF renewed < cardinality(renew.names) THEN
+        RETURN QUERY                                          -- a row that is locked and alive has just been renewed
+        SELECT f.name, f.token, f.state, NULL::interval
+        FROM pglock.fates(renew.names, renew.tokens, moment) f
+        WHERE f.state <> 'busy' OR f.name <> ALL (coalesce(locked, '{}'));
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+-- Locks one lease row FOR UPDATE, waiting no longer than told.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.lock_within(name text, patience interval) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = 0
+AS $$
+BEGIN
+    PERFORM set_config('lock_timeout', ceil(extract(epoch FROM patience) * 1000)::bigint::text, true);
+    PERFORM FROM pglock.leases l WHERE l.name = lock_within.name FOR UPDATE;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+-- +goose StatementEnd
+
+-- The backends that hold a lease row locked. The row's xmax is the locker's
+-- transaction or, with several, a multixact; which of the two can't be told
+-- from SQL, so both are looked up, and only those that hold a lock on the
+-- table count.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.row_blockers(name text, OUT pids integer[], OUT since timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    lockers xid[];
+BEGIN
+    SELECT ARRAY[l.xmax] INTO lockers FROM pglock.leases l WHERE l.name = row_blockers.name;
+    BEGIN
+        lockers := lockers || ARRAY(SELECT m.xid FROM pg_get_multixact_members(lockers[1]) m);
+    EXCEPTION WHEN OTHERS THEN
+        NULL;                                                 -- no such multixact: a single transaction
+    END;
+    SELECT array_agg(DISTINCT t.pid ORDER BY t.pid), min(a.xact_start) INTO pids, since
+    FROM pg_locks t
+    JOIN pg_locks r ON r.pid = t.pid AND r.relation = 'pglock.leases'::regclass AND r.granted
+         AND r.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+    LEFT JOIN pg_stat_activity a ON a.pid = t.pid
+    WHERE t.locktype = 'transactionid' AND t.granted AND t.transactionid = ANY (lockers) AND t.pid <> pg_backend_pid();
+END
+$$;
+-- +goose StatementEnd
+
+-- Ends tenures. A row that an open guard holds is waited for, all in all no
+-- longer than patience nor than the lease has yet to run, and is then blocked:
+-- the tenure goes on, and the release may be repeated. What could be locked at
+-- once stays locked during such a wait: give a patience of 0 to free many, and
+-- a longer one to those that were blocked.
+--   SELECT * FROM pglock.release('{accounts/42}', '{17}');
+-- +goose StatementBegin
+CREATE FUNCTION pglock.release(names text[], tokens bigint[], patience interval DEFAULT '5 s')
+RETURNS TABLE (name text, token bigint, state text, blockers integer[], since timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    give_up timestamptz := clock_timestamp() + release.patience;
+    locked  text[];
+    freed   text[];
+    held    record;
+    moment  timestamptz;
+BEGIN
+    PERFORM pglock.check_level('release');
+    PERFORM pglock.check_pairs(release.names, release.tokens);
+    SELECT coalesce(array_agg(h.name), '{}') INTO locked FROM (
+        SELECT l.name
+        FROM unnest(release.names, release.tokens) AS w (name, token)
+        JOIN pglock.leases l ON l.name = w.name AND l.token = w.token
+        WHERE l.claim IS NOT NULL AND l.role = session_user
+        ORDER BY l.name
+        FOR UPDATE OF l SKIP LOCKED) h;
+    IF cardinality(locked) < cardinality(release.names) AND give_up > clock_timestamp() THEN
+        FOR held IN
+            SELECT f.name, l.expires_at
+            FROM pglock.fates(release.names, release.tokens, clock_timestamp()) f
+            JOIN pglock.leases l ON l.name = f.name
+            WHERE f.state = 'busy' AND f.name <> ALL (locked)
+            ORDER BY f.name COLLATE "C"
+        LOOP
+            moment := clock_timestamp();
+            IF least(give_up, held.expires_at) > moment
+               AND pglock.lock_within(held.name, least(give_up, held.expires_at) - moment) THEN
+                locked := locked || held.name;
+            END IF;
+        END LOOP;
+    END IF;
+
+    moment := clock_timestamp();
+    WITH ended AS (
+        UPDATE pglock.leases AS l
+        SET claim = NULL, holder = NULL, role = NULL, acquired_at = NULL, expires_at = '-infinity',
+            ttl = NULL, metadata = NULL
+        FROM unnest(release.names, release.tokens) AS w (name, token)
+        WHERE l.name = w.name AND l.token = w.token AND l.name = ANY (locked)
+          AND l.claim IS NOT NULL AND l.role = session_user AND l.expires_at > moment
+        RETURNING l.name)
+    SELECT coalesce(array_agg(e.name), '{}') INTO freed FROM ended e;
+    IF cardinality(freed) = cardinality(release.names) THEN
+        RETURN QUERY
+        SELECT w.name, w.token, 'released', NULL::integer[], NULL::timestamptz
+        FROM unnest(release.names, release.tokens) AS w (name, token);
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT f.name, f.token,
+           CASE WHEN f.state = 'idle' AND f.name = ANY (freed) THEN 'released'
+                WHEN f.state = 'busy' THEN 'blocked'
+                ELSE f.state END,
+           b.pids, b.since
+    FROM pglock.fates(release.names, release.tokens, moment) f
+    LEFT JOIN LATERAL pglock.row_blockers(f.name) b ON f.state = 'busy';
+END
+$$;
+-- +goose StatementEnd
+
+-- Proves in the caller's transaction that the lease is held, and lets nobody
+-- take it before that transaction ends; raises PW002 when the tenure has
+-- ended, so that nothing of the transaction can commit. FOR KEY SHARE lets
+-- renewals pass. The row is locked first and the clock read after that. Above
+-- READ COMMITTED the row's expires_at is as old as the snapshot and is not
+-- looked at; there a tenure that ended since the snapshot fails with 40001.
+--   SELECT pglock.guard('accounts/42', 17);
+-- +goose StatementBegin
+CREATE FUNCTION pglock.guard(name text, token bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    lease  pglock.leases;
+    reason text;
+BEGIN
+    PERFORM pglock.check_name('lease', guard.name);
+    SELECT l.* INTO lease FROM pglock.leases l
+    WHERE l.name = guard.name AND l.token = guard.token AND l.claim IS NOT NULL AND l.role = session_user
+    FOR KEY SHARE;
+    IF FOUND THEN
+        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+           OR lease.expires_at > clock_timestamp() THEN
+            PERFORM pglock.bound_pause(lease.ttl);
+            RETURN;
+        END IF;
+        reason := 'expired: at ' || lease.expires_at;
+    ELSE
+        SELECT l.* INTO lease FROM pglock.leases l WHERE l.name = guard.name;
+        reason := CASE
+            WHEN lease.name IS NULL THEN 'expired: no lease of that name is known'
+            WHEN lease.token = guard.token AND lease.claim IS NULL THEN 'idle: it was released'
+            WHEN lease.token = guard.token THEN 'taken: another role acquired it'
+            ELSE 'taken: token ' || lease.token || ' was granted last' END;
+    END IF;
+    RAISE EXCEPTION 'lease "%" with token % is not held', guard.name, guard.token
+        USING ERRCODE = 'PW002', DETAIL = reason,
+              HINT = 'Roll back: somebody else may already have written. Acquire the lease again and start over.';
+END
+$$;
+-- +goose StatementEnd
+
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock FROM PUBLIC;
+
+-- +goose Down
+DROP FUNCTION pglock.guard(text, bigint);
+DROP FUNCTION pglock.release(text[], bigint[], interval);
+DROP FUNCTION pglock.row_blockers(text);
+DROP FUNCTION pglock.lock_within(text, interval);
+DROP FUNCTION pglock.renew(text[], bigint[]);
+DROP FUNCTION pglock.check_pairs(text[], bigint[]);
+DROP FUNCTION pglock.fates(text[], bigint[], timestamptz);
+DROP FUNCTION pglock.acquire(text[], interval, uuid, text, jsonb);
+DROP FUNCTION pglock.create_names(text[]);
+DROP FUNCTION pglock.check_level(text);

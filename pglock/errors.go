@@ -1,0 +1,146 @@
+package pglock
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Sentinels, one for each meaning. Each says who returns it; the typed errors
+// below carry the data and match them by errors.Is.
+var (
+	// ErrLocked says that the caller never had the lock: somebody else holds
+	// it. Returned by every Try function, by NoWait and a lock timeout, and
+	// together with the context's error by a wait that was given up.
+	ErrLocked = errors.New("pglock: locked")
+
+	// ErrLost says that the caller had the lock and has it no longer. It is the
+	// cause of a lease's or a lock's Context, and what Err, Guard, InTx and
+	// Release return after that.
+	ErrLost = errors.New("pglock: lost")
+
+	// ErrFenced says that the resource has accepted a higher token, so that the
+	// write comes too late. Returned by Fence; the transaction is aborted.
+	ErrFenced = errors.New("pglock: fenced")
+
+	// ErrNotFound says that the query found no row to lock. Returned by
+	// LockRow; it matches pgx.ErrNoRows too.
+	ErrNotFound = errors.New("pglock: row not found")
+
+	// ErrNoSchema says that the database lacks the schema pglock, or that it is
+	// older than this package needs. Returned by whatever is first to use it.
+	ErrNoSchema = errors.New("pglock: schema pglock is missing or too old: run pglock migrate up, or migrations.Up")
+
+	// ErrReleased is what Err returns, and the cause of Context, once the
+	// holder has released: nothing was lost.
+	ErrReleased = errors.New("pglock: released")
+
+	// ErrClosed says that the Client was closed before.
+	ErrClosed = errors.New("pglock: client is closed")
+)
+
+// HeldError says who holds a lease and until when. It matches ErrLocked.
+// Owner, Token and ExpiresAt are zero where the holder could not be read, as
+// when another session is just creating the name.
+type HeldError struct {
+	Name      string
+	Owner     string    // what the holder's WithOwner says
+	Token     Token     // the holder's
+	ExpiresAt time.Time // by the database's clock
+}
+
+func (e *HeldError) Error() string {
+	if e.Token == 0 {
+		return fmt.Sprintf("pglock: lease %q is being taken by somebody else", e.Name)
+	}
+	return fmt.Sprintf("pglock: lease %q is held by %q with token %d until %s",
+		e.Name, e.Owner, e.Token, e.ExpiresAt.Format(time.RFC3339Nano))
+}
+
+// Is makes errors.Is(err, ErrLocked) true.
+func (e *HeldError) Is(target error) bool { return target == ErrLocked }
+
+// Cause says how a lease or a lock was lost.
+type Cause string
+
+// The causes of a loss.
+const (
+	Expired       Cause = "expired"           // its time ran out and nobody else is known to have it
+	Taken         Cause = "taken"             // its time ran out and somebody else was granted it
+	ForceReleased Cause = "released by force" // its row was freed, but not by this handle
+	Unreachable   Cause = "unreachable"       // the server could not be asked in time, or its answer was lost
+)
+
+// LostError says which lock was lost and how. It matches ErrLost, and what
+// made the server unreachable is found by errors.As.
+type LostError struct {
+	Name  string // the lease's name, or the key of an advisory lock
+	Token Token  // of the tenure that ended; 0 for an advisory lock
+	Cause Cause
+	Err   error // what the server or the network said; may be nil
+}
+
+func (e *LostError) Error() string {
+	s := fmt.Sprintf("pglock: %q lost: %s", e.Name, e.Cause)
+	if e.Token != 0 {
+		s = fmt.Sprintf("pglock: lease %q with token %d lost: %s", e.Name, e.Token, e.Cause)
+	}
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Is makes errors.Is(err, ErrLost) true.
+func (e *LostError) Is(target error) bool { return target == ErrLost }
+
+// Unwrap returns what made the server unreachable.
+func (e *LostError) Unwrap() error { return e.Err }
+
+// FencedError says which token came too late. It matches ErrFenced; the
+// server's own error is found by errors.As.
+type FencedError struct {
+	Resource string
+	Token    Token // presented
+	Highest  Token // accepted before
+	Err      error // the server's
+}
+
+func (e *FencedError) Error() string {
+	return fmt.Sprintf("pglock: resource %q is fenced: presented token %d, accepted %d", e.Resource, e.Token, e.Highest)
+}
+
+// Is makes errors.Is(err, ErrFenced) true.
+func (e *FencedError) Is(target error) bool { return target == ErrFenced }
+
+// Unwrap returns the server's error.
+func (e *FencedError) Unwrap() error { return e.Err }
+
+// BlockedError says which backends were in the way when a wait ended without
+// the lock. It matches ErrLocked.
+type BlockedError struct {
+	What  string    // what was to be locked or freed, for the message
+	Pids  []int32   // the blocking backends, as far as the server tells
+	Since time.Time // when the oldest of their transactions began; zero where unknown
+	Err   error     // the server's; may be nil
+}
+
+func (e *BlockedError) Error() string {
+	s := "pglock: " + e.What + " is blocked"
+	if len(e.Pids) > 0 {
+		s += fmt.Sprintf(" by backend %v", e.Pids)
+	}
+	if !e.Since.IsZero() {
+		s += " since " + e.Since.Format(time.RFC3339Nano)
+	}
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Is makes errors.Is(err, ErrLocked) true.
+func (e *BlockedError) Is(target error) bool { return target == ErrLocked }
+
+// Unwrap returns the server's error.
+func (e *BlockedError) Unwrap() error { return e.Err }
