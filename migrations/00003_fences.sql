@@ -33,6 +33,7 @@ BEGIN
             WHERE f.resource = fence.resource AND f.token < fence.token;
         ELSE
             SELECT f.token INTO accepted FROM pglock.fences f WHERE f.resource = fence.resource FOR SHARE;
+            CONTINUE WHEN accepted < fence.token;             -- an administrator has reset it meanwhile
             IF accepted > fence.token THEN
                 RAISE EXCEPTION 'resource "%" is fenced', fence.resource
                     USING ERRCODE = 'PW001',

@@ -1,0 +1,208 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// minSchema is the lowest version of the schema that has the functions this
+// package calls.
+const minSchema = 3
+
+// ownPool is a small pool of the client's, made at its first use from the
+// caller's configuration. The caller's hooks for taking and returning
+// connections stay out: they belong to the caller's own use.
+type ownPool struct {
+	client *Client
+	max    int32
+
+	mu     sync.Mutex
+	pool   *pgxpool.Pool
+	closed bool
+}
+
+func (p *ownPool) open() (*pgxpool.Pool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, ErrClosed
+	}
+	if p.pool == nil {
+		config := p.client.config.Copy()
+		config.MaxConns, config.MinConns, config.MinIdleConns = p.max, 0, 0
+		config.BeforeAcquire, config.PrepareConn, config.AfterRelease, config.BeforeClose = nil, nil, nil, nil
+		// Every call may be repeated, so that a stale connection costs a second
+		// try; a ping before each would cost a round trip.
+		config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+		after := config.AfterConnect
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			if after != nil {
+				if err := after(ctx, conn); err != nil {
+					return err
+				}
+			}
+			return greet(ctx, conn)
+		}
+		pool, err := pgxpool.NewWithConfig(context.Background(), config)
+		if err != nil {
+			return nil, fmt.Errorf("pglock: %w", err)
+		}
+		p.pool = pool
+	}
+	return p.pool, nil
+}
+
+func (p *ownPool) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	if p.pool != nil {
+		p.pool.Close()
+	}
+}
+
+// otherLevel marks a connection whose transactions don't begin at READ
+// COMMITTED by themselves.
+const otherLevel = "pglock: other isolation level"
+
+// errUnfit says that the server answers, but can't grant leases.
+var errUnfit = errors.New("pglock: the server can't grant leases")
+
+const greeting = `SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool,
+	current_setting('default_transaction_isolation'), pglock.schema_version()`
+
+// greet asks a new connection once whether leases can be taken there.
+func greet(ctx context.Context, conn *pgx.Conn) error {
+	var standby, readOnly bool
+	var level string
+	var version int64
+	if err := conn.QueryRow(ctx, greeting).Scan(&standby, &readOnly, &level, &version); err != nil {
+		return explain(err)
+	}
+	switch {
+	case standby:
+		return fmt.Errorf("%w: it is a standby: connect to the primary (target_session_attrs=read-write)", errUnfit)
+	case readOnly:
+		return fmt.Errorf("%w: default_transaction_read_only is on: connect to a primary that takes writes", errUnfit)
+	case version < minSchema:
+		return fmt.Errorf("%w: it is at version %d, and this package needs %d", ErrNoSchema, version, minSchema)
+	}
+	if level != "read committed" && level != "read uncommitted" {
+		conn.PgConn().CustomData()[otherLevel] = true
+	}
+	return nil
+}
+
+// call runs one of the schema's functions in a transaction of its own, in one
+// round trip, and hands its rows to scan. It returns the time just before the
+// statement was sent. An error leaves the outcome unknown unless it comes from
+// the server.
+func (p *ownPool) call(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) (sent time.Time, err error) {
+	pool, err := p.open()
+	if err != nil {
+		return sent, err
+	}
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return sent, err
+	}
+	defer conn.Release() // which closes one whose transaction is still open
+	sent = time.Now()
+	if err := exchange(ctx, conn.Conn(), scan, sql, args); err != nil {
+		if astray(err) {
+			closeConn(conn.Conn())
+		}
+		return sent, explain(err)
+	}
+	return sent, nil
+}
+
+func exchange(ctx context.Context, conn *pgx.Conn, scan func(pgx.Rows) error, sql string, args []any) error {
+	if _, other := conn.PgConn().CustomData()[otherLevel]; !other {
+		rows, err := conn.Query(ctx, sql, args...)
+		if err != nil {
+			return err
+		}
+		return read(rows, scan)
+	}
+	batch := &pgx.Batch{}
+	batch.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error { return read(rows, scan) })
+	batch.Queue("COMMIT")
+	return conn.SendBatch(ctx, batch).Close()
+}
+
+func read(rows pgx.Rows, scan func(pgx.Rows) error) error {
+	defer rows.Close()
+	for rows.Next() {
+		if err := scan(rows); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+// explain turns the server's errors that the database's administrator can mend
+// into ones that say how; others stay as they are.
+func explain(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return err
+	}
+	switch pg.Code {
+	case "3F000", "42883", "42P01": // no such schema, function, table
+		if strings.Contains(pg.Message, "pglock") {
+			return fmt.Errorf("%w: %w", ErrNoSchema, err)
+		}
+	case "42501": // no privilege
+		if strings.Contains(pg.Message, "schema pglock") {
+			return fmt.Errorf("pglock: the role may not use the schema: GRANT USAGE ON SCHEMA pglock TO its name: %w", err)
+		}
+		return fmt.Errorf("pglock: the role may not call the function: GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock TO its name: %w", err)
+	case "25006": // read-only transaction
+		return fmt.Errorf("%w: it takes no writes (a standby, or default_transaction_read_only): connect to the primary: %w", errUnfit, err)
+	}
+	return err
+}
+
+// astray says whether an error shows that the connection leads to a server that
+// is no longer the one to ask.
+func astray(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && (pg.Code == "25006" || strings.HasPrefix(pg.Code, "57P"))
+}
+
+// lost says whether the answer was lost, so that the call may have had its
+// effect and is worth repeating: the connection broke, or the server is
+// shutting down.
+func lost(err error) bool {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return astray(err) || strings.HasPrefix(pg.Code, "08")
+	}
+	return !errors.Is(err, ErrClosed) && !errors.Is(err, ErrNoSchema) && !errors.Is(err, errUnfit)
+}
+
+// repeat calls until an answer comes, a few times: safe for calls that have
+// the effect of one. It reports whether an earlier call may have had its effect.
+func repeat(ctx context.Context, call func() error) (repeated bool, err error) {
+	for try := 1; ; try++ {
+		if err = call(); err == nil || !lost(err) || ctx.Err() != nil || try == attempts {
+			return repeated, err
+		}
+		repeated = true
+		select {
+		case <-ctx.Done():
+			return repeated, err
+		case <-time.After(time.Duration(try) * 20 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,182 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Client takes what outlives a transaction: leases and session advisory locks.
+// It is safe for concurrent use. A program needs one for each database.
+//
+// Its statements go over a few connections of its own, made from the
+// configuration of the pool that it was given: code that has taken every
+// connection of that pool starves no renewal.
+type Client struct {
+	config *pgxpool.Config
+	owner  string
+
+	// life ends when Close begins; calls in flight end with it.
+	life    context.Context
+	endLife context.CancelCauseFunc
+
+	calls  *ownPool // acquires and releases
+	keeper *keeper  // renewals
+
+	mu      sync.Mutex
+	closed  bool
+	handles map[handle]struct{}
+	pending sync.WaitGroup // calls that may yet add a handle
+}
+
+// handle is what Close releases one by one.
+type handle interface {
+	Release(context.Context) error
+}
+
+const (
+	// callConns bounds the connections for acquires and releases. Each is one
+	// short statement: more connections would queue in the server instead.
+	callConns = 4
+
+	// grace is how long a release goes on after the caller's context has ended.
+	grace = 5 * time.Second
+
+	// attempts is how often a call is sent when its answer was lost.
+	attempts = 3
+)
+
+// New returns a client for the database that pool is connected to. It does no
+// I/O and never closes pool; closing pool doesn't stop the client, whose
+// connections are its own: Close it first.
+func New(pool *pgxpool.Pool, opts ...Option) *Client {
+	c := &Client{config: pool.Config(), owner: defaultOwner(), handles: map[handle]struct{}{}}
+	for _, opt := range opts {
+		opt(c)
+	}
+	c.life, c.endLife = context.WithCancelCause(context.Background())
+	c.calls = &ownPool{client: c, max: callConns}
+	c.keeper = newKeeper(&ownPool{client: c, max: 1})
+	return c
+}
+
+// Close releases every lease and lock that the client holds, the leases in one
+// statement, and then closes the client's own connections. Waiting calls end
+// with ErrClosed, and so do later ones. A release goes on for up to 5 s after
+// ctx has ended; what could not be released is in the error, and what is a
+// lease then ends with its TTL. A second Close returns nil.
+func (c *Client) Close(ctx context.Context) error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	c.mu.Unlock()
+
+	c.endLife(ErrClosed)
+	c.pending.Wait()
+
+	c.mu.Lock()
+	held := make([]handle, 0, len(c.handles))
+	for h := range c.handles {
+		held = append(held, h)
+	}
+	c.mu.Unlock()
+
+	errs := make([]error, len(held)+1)
+	var wg sync.WaitGroup
+	wg.Go(func() { errs[len(held)] = c.releaseAll(ctx, c.keeper.held()) })
+	for i, h := range held {
+		wg.Go(func() { errs[i] = h.Release(ctx) })
+	}
+	wg.Wait()
+	c.keeper.stop()
+	c.calls.close()
+	return errors.Join(errs...)
+}
+
+// enter admits a call that may add a lease or a lock; its context ends when
+// the caller's does or Close begins. leave must be called, after the lease or
+// lock was added.
+func (c *Client) enter(ctx context.Context) (_ context.Context, leave func(), _ error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, nil, ErrClosed
+	}
+	c.pending.Add(1)
+	ctx, cancel := join(ctx, c.life)
+	return ctx, func() { cancel(); c.pending.Done() }, nil
+}
+
+// keep adds what Close is to release.
+func (c *Client) keep(h handle) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.handles[h] = struct{}{}
+}
+
+// drop forgets what was released or lost.
+func (c *Client) drop(h handle) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.handles, h)
+}
+
+// dial opens a connection outside any pool.
+func (c *Client) dial(ctx context.Context) (*pgx.Conn, error) {
+	config := c.config.ConnConfig.Copy()
+	if c.config.BeforeConnect != nil {
+		if err := c.config.BeforeConnect(ctx, config); err != nil {
+			return nil, fmt.Errorf("pglock: connect: %w", err)
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("pglock: connect: %w", err)
+	}
+	if c.config.AfterConnect != nil {
+		if err := c.config.AfterConnect(ctx, conn); err != nil {
+			closeConn(conn)
+			return nil, fmt.Errorf("pglock: connect: %w", err)
+		}
+	}
+	return conn, nil
+}
+
+// closeConn closes a connection without waiting long for the server.
+func closeConn(conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = conn.Close(ctx) // the socket is closed whatever it says
+}
+
+// join returns a context with ctx's values that ends with whichever of the two
+// ends first, and with that one's cause.
+func join(ctx, other context.Context) (context.Context, context.CancelFunc) {
+	both, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(other, func() { cancel(context.Cause(other)) })
+	return both, func() { stop(); cancel(context.Canceled) }
+}
+
+// linger returns a context that outlives ctx by d.
+func linger(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-longer.Done():
+		case <-time.After(d):
+			cancel()
+		}
+	})
+	return longer, func() { stop(); cancel() }
+}

@@ -1,0 +1,183 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const releaseSQL = `SELECT name, token, state, blockers, since
+	FROM pglock.release($1::text[], $2::bigint[], $3::interval)`
+
+const (
+	// patience is how long a release waits for an open guard.
+	patience = 5 * time.Second
+
+	// releaseBound is how long a release may take in all where nothing else
+	// bounds it: its patience, twice, since a lost answer is asked for again.
+	releaseBound = 3 * patience
+)
+
+// Release frees the lease, and only this tenure of it. It returns nil when it
+// is free, also when it was released before. Otherwise:
+//
+//   - a *LostError (ErrLost) when the tenure had ended: it expired, was taken
+//     or was released by force; or the server could not be reached, so that
+//     nobody knows: then the lease ends with its TTL.
+//   - a *BlockedError (ErrLocked) when a transaction that Guard admitted was
+//     still open after the smaller of 5 s and the time left: the lease is still
+//     held and renewed, and Release may be called again.
+//
+// It goes on for up to 5 s after ctx has ended, and for no longer than 15 s.
+// Call it when the work that the lease protects has ended. One statement:
+//
+//	SELECT * FROM pglock.release('{accounts/42}', '{17}')
+func (l *Lease) Release(ctx context.Context) error {
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	if l.settled {
+		return l.verdict
+	}
+	before := l.stop(ErrReleased)
+	answers, repeated, err := l.client.release(ctx, []*Lease{l}, patience)
+	return l.settle(before, answers[l], repeated, err)
+}
+
+// releaseAll releases many leases in one statement, and those that were
+// blocked one by one.
+func (c *Client) releaseAll(ctx context.Context, held []*Lease) error {
+	var mine []*Lease
+	before := map[*Lease]error{}
+	for _, l := range held {
+		if !l.turn.TryLock() {
+			continue // somebody is just releasing it
+		}
+		if l.settled {
+			l.turn.Unlock()
+			continue
+		}
+		mine = append(mine, l)
+		before[l] = l.stop(ErrReleased)
+	}
+	if len(mine) == 0 {
+		return nil
+	}
+	answers, repeated, err := c.release(ctx, mine, 0)
+	errs := make([]error, len(mine))
+	var wg sync.WaitGroup
+	for i, l := range mine {
+		errs[i] = l.settle(before[l], answers[l], repeated, err)
+		l.turn.Unlock()
+		if errors.As(errs[i], new(*BlockedError)) {
+			wg.Go(func() { errs[i] = l.Release(ctx); l.abandon() })
+		}
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// answer is what the server says about one tenure.
+type answer struct {
+	state    string
+	blockers []int32
+	since    *time.Time
+}
+
+// release sends one statement, again when its answer was lost, on a context
+// that outlives the caller's.
+func (c *Client) release(ctx context.Context, leases []*Lease, wait time.Duration) (answers map[*Lease]answer, repeated bool, err error) {
+	ctx, cancel := linger(ctx, grace)
+	defer cancel()
+	ctx, stop := context.WithTimeout(ctx, releaseBound)
+	defer stop()
+
+	names, tokens, byName := columns(leases)
+	repeated, err = repeat(ctx, func() error {
+		answers = make(map[*Lease]answer, len(leases))
+		_, err := c.calls.call(ctx, func(rows pgx.Rows) error {
+			var name string
+			var token Token
+			var a answer
+			if err := rows.Scan(&name, &token, &a.state, &a.blockers, &a.since); err != nil {
+				return err
+			}
+			answers[byName[tenure{name, token}]] = a
+			return nil
+		}, releaseSQL, names, tokens, wait)
+		return err
+	})
+	return answers, repeated, err
+}
+
+type tenure struct {
+	name  string
+	token Token
+}
+
+// columns returns the arrays that the schema's functions take.
+func columns(leases []*Lease) (names []string, tokens []int64, byName map[tenure]*Lease) {
+	byName = make(map[tenure]*Lease, len(leases))
+	for _, l := range leases {
+		names = append(names, l.name)
+		tokens = append(tokens, int64(l.token))
+		byName[tenure{l.name, l.token}] = l
+	}
+	return names, tokens, byName
+}
+
+// settle turns the outcome of a release into what Release returns. before is
+// the cause with which the context had ended when it began: ErrReleased if the
+// lease was held until then.
+func (l *Lease) settle(before error, a answer, repeated bool, err error) error {
+	wasHeld := before == ErrReleased
+	var verdict error
+	switch {
+	case err != nil:
+		verdict = l.lost(Unreachable, err)
+	case a.state == "released":
+	case a.state == "idle" && repeated:
+		// The release whose answer was lost did it. One by force in the same
+		// moment would read the same, and the lease is free either way.
+	case a.state == "idle":
+		verdict = l.lost(ForceReleased, nil)
+	case a.state == "expired":
+		verdict = l.lost(Expired, nil)
+	case a.state == "taken" && repeated:
+		verdict = l.lost(Unreachable, errors.New("the answer to the release was lost, and somebody else has the lease since"))
+	case a.state == "taken":
+		verdict = l.lost(Taken, nil)
+	case a.state == "blocked":
+		blocked := &BlockedError{What: fmt.Sprintf("release of lease %q", l.name), Pids: a.blockers}
+		if a.since != nil {
+			blocked.Since = *a.since
+		}
+		if wasHeld && l.client.keeper.has(l) {
+			l.open(l.Context())
+			return blocked
+		}
+		verdict = l.lost(Expired, blocked)
+	default:
+		verdict = l.lost(Unreachable, fmt.Errorf("the server answered %q", a.state))
+	}
+	if !wasHeld && (verdict == nil || err != nil) {
+		verdict = before // it was lost for this process before it was freed
+	}
+	l.client.keeper.drop(l)
+	l.settled, l.verdict = true, verdict
+	return verdict
+}
+
+// abandon stops the renewal of a lease that nobody will release any more.
+func (l *Lease) abandon() {
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	if !l.settled {
+		l.stop(ErrReleased)
+		l.client.keeper.drop(l)
+		l.settled = true
+	}
+}
