@@ -1,0 +1,122 @@
+package pgserver
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/moby/moby/client"
+	"github.com/testcontainers/testcontainers-go"
+	"github.com/testcontainers/testcontainers-go/log"
+	"github.com/testcontainers/testcontainers-go/modules/postgres"
+)
+
+// image is what runs in Docker unless PGLOCK_PG_IMAGE names another.
+const image = "postgres:18-alpine"
+
+// container is a server in Docker.
+type container struct {
+	ctr      *postgres.PostgresContainer
+	watchdog *watchdog
+}
+
+func startDocker(ctx context.Context, c config) (_ engine, dsn string, err error) {
+	if err := healthy(ctx); err != nil {
+		return nil, "", err
+	}
+	s := &container{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.remove())
+		}
+	}()
+	name := "pawl-" + strings.ToLower(rand.Text())
+	if !c.outlive {
+		// Testcontainers has a reaper for this, but it is a second image to pull,
+		// often turned off, and takes ten seconds to notice.
+		if s.watchdog, err = watch("container:" + name); err != nil {
+			return nil, "", err
+		}
+	}
+	s.ctr, err = postgres.Run(ctx, cmp.Or(os.Getenv("PGLOCK_PG_IMAGE"), image),
+		testcontainers.WithName(name),
+		testcontainers.WithLogger(log.NewNoopLogger()),
+		testcontainers.WithCmd(append([]string{"postgres"}, c.arguments()...)...),
+		postgres.WithPassword(rand.Text()),
+		postgres.BasicWaitStrategies(),
+	)
+	if err != nil {
+		return nil, "", err
+	}
+	if dsn, err = s.ctr.ConnectionString(ctx, "sslmode=disable"); err != nil {
+		return nil, "", err
+	}
+	return s, dsn, await(ctx, dsn, nil)
+}
+
+// healthy returns an error if no Docker daemon answers. Testcontainers panics
+// where it finds no sign of Docker at all.
+func healthy(ctx context.Context) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%v", r)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	docker, err := testcontainers.NewDockerClientWithOpts(ctx)
+	if err != nil {
+		return err
+	}
+	defer docker.Close()
+	_, err = docker.Ping(ctx, client.PingOptions{})
+	return err
+}
+
+// removeContainer removes a container that may never have been made.
+func removeContainer(ctx context.Context, name string) error {
+	docker, err := testcontainers.NewDockerClientWithOpts(ctx)
+	if err != nil {
+		return err
+	}
+	defer docker.Close()
+	_, err = docker.ContainerRemove(ctx, name, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	return err
+}
+
+func (s *container) dataDir() string { return "" }
+func (s *container) binDir() string  { return "" }
+
+func (s *container) log() string {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	logs, err := s.ctr.Logs(ctx)
+	if err != nil {
+		return err.Error()
+	}
+	defer logs.Close()
+	text, _ := io.ReadAll(logs)
+	return string(text)
+}
+
+// A container comes back on another port, and what would go through a fault
+// and come back is what these are for.
+var errContainer = fmt.Errorf("a server in Docker can't be killed and restarted in place, only a local one: %w", errors.ErrUnsupported)
+
+func (s *container) kill(context.Context) error     { return errContainer }
+func (s *container) shutdown(context.Context) error { return errContainer }
+func (s *container) restart(context.Context) error  { return errContainer }
+
+func (s *container) remove() error {
+	var err error
+	if s.ctr != nil {
+		err = testcontainers.TerminateContainer(s.ctr)
+	}
+	return errors.Join(err, s.watchdog.dismiss())
+}
