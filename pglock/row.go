@@ -1,0 +1,217 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// RowLock says how to lock rows (PostgreSQL manual, 13.3.2 Row-Level Locks):
+// what else it keeps out, and what to do about a row that is locked already.
+// The zero RowLock is ForNoKeyUpdate.
+type RowLock struct {
+	strength strength
+	wait     wait
+}
+
+type (
+	strength uint8 // an index into strengths
+	wait     uint8 // an index into waits
+)
+
+const (
+	noKeyUpdate strength = iota
+	update
+	share
+	keyShare
+)
+
+const (
+	untilFree wait = iota
+	noWait
+	skipLocked
+)
+
+var (
+	strengths = [...]string{"FOR NO KEY UPDATE", "FOR UPDATE", "FOR SHARE", "FOR KEY SHARE"}
+	waits     = [...]string{"", " NOWAIT", " SKIP LOCKED"}
+)
+
+// The row locks. Each waits for a row that is locked in a way that it can't
+// stand beside; NoWait and SkipLocked don't.
+var (
+	// ForNoKeyUpdate is for rows about to be updated. It keeps out every other
+	// writer and locker but ForKeyShare, which is what the foreign key check of
+	// a child row's INSERT takes: children can be added meanwhile.
+	ForNoKeyUpdate = RowLock{strength: noKeyUpdate}
+
+	// ForUpdate is for rows about to be deleted, or to have their key changed.
+	// It keeps out everything, and every INSERT of a child row too.
+	ForUpdate = RowLock{strength: update}
+
+	// ForShare is for rows that must not change. It stands beside itself and
+	// ForKeyShare.
+	ForShare = RowLock{strength: share}
+
+	// ForKeyShare is for rows that must not go away. It keeps out only
+	// ForUpdate, DELETE and changes of the key.
+	ForKeyShare = RowLock{strength: keyShare}
+)
+
+// NoWait returns the same lock, refused at once with a *BlockedError where a
+// row is locked. It replaces SkipLocked.
+func (r RowLock) NoWait() RowLock {
+	r.wait = noWait
+	return r
+}
+
+// SkipLocked returns the same lock, which leaves out rows that are locked, as
+// if they were not there: for taking work from a table, not for reading it. It
+// replaces NoWait.
+func (r RowLock) SkipLocked() RowLock {
+	r.wait = skipLocked
+	return r
+}
+
+// String returns the clause in SQL.
+func (r RowLock) String() string {
+	return strengths[r.strength] + waits[r.wait]
+}
+
+// LockRow runs a SELECT for one row, locks the row until tx ends and returns it
+// as it stands under the lock. It adds the lock clause itself:
+//
+//	SELECT balance FROM accounts WHERE id = $1
+//	FOR NO KEY UPDATE
+//
+// scan reads the row: pgx.RowTo, pgx.RowToStructByName and their kin. args are
+// as for tx.Query.
+//
+// These errors leave tx usable:
+//
+//   - No such row is ErrNotFound (and pgx.ErrNoRows). With SkipLocked, so is a
+//     row that is locked.
+//   - More rows than one is pgx.ErrTooManyRows. All of them stay locked until
+//     tx ends: select by a unique key, or use LockRows.
+//   - A query whose rows a clause would not lock, or not as they are returned,
+//     is refused before any SQL: one with GROUP BY, HAVING, DISTINCT, UNION and
+//     the like, aggregates, window functions, a WITH query that writes, a FOR
+//     clause of its own, no table in its FROM, or another statement behind it.
+//   - With NoWait, a locked row is a *BlockedError (ErrLocked), and then, as
+//     after any error but a broken connection, no row stays locked: it runs
+//     between SAVEPOINT and RELEASE, at the price of two round trips and of a
+//     transaction id of its own.
+//
+// These abort tx, which can only be rolled back (or back to a savepoint of the
+// caller's: tx.Begin makes one):
+//
+//   - A wait longer than lock_timeout (SetLockTimeout) is a *BlockedError. A
+//     savepoint for every wait, against a timeout that is the exception, would
+//     cost all the others.
+//   - ctx ended during the wait: a *BlockedError that matches ctx.Err() too.
+//     The connection is closed with it.
+//   - A deadlock, which PostgreSQL resolves at the expense of one side, is
+//     named as one; a row changed since the snapshot at REPEATABLE READ and
+//     above is 40001. In both cases the whole transaction is to be run again.
+//
+// A lock on the whole table (ALTER TABLE, say) is waited for even with NoWait
+// and SkipLocked. Rows of WITH queries and functions are not locked; those of a
+// sub-select in FROM are.
+func LockRow[T any](ctx context.Context, tx pgx.Tx, how RowLock, scan pgx.RowToFunc[T], sql string, args ...any) (T, error) {
+	return lock(ctx, tx, how, false, sql, args, func(rows pgx.Rows) (T, error) {
+		row, err := pgx.CollectExactlyOneRow(rows, scan)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			err = fmt.Errorf("%w: %w", ErrNotFound, err)
+		case errors.Is(err, pgx.ErrTooManyRows):
+			err = fmt.Errorf("pglock: %w: LockRow is for one, select it by a unique key", err)
+		}
+		return row, err
+	})
+}
+
+// LockRows runs a SELECT, locks the rows until tx ends, in the order of its
+// ORDER BY, and returns them as they stand under the lock. No rows is an empty
+// slice and no error. Everything else is as with LockRow.
+//
+// It refuses a query without ORDER BY before any SQL: two callers that lock the
+// same rows in different orders wait for each other for ever. Order by what
+// can't change, such as the primary key, and alike everywhere. With SkipLocked,
+// which waits for no row, the order is the caller's to leave out:
+//
+//	SELECT id, payload FROM jobs WHERE done_at IS NULL ORDER BY id LIMIT 10
+//	FOR UPDATE SKIP LOCKED
+//
+// At READ COMMITTED a row that another transaction has just changed is judged
+// and returned anew after the wait, in the place of the old: the answer may
+// then be out of order, and one that no longer fits is left out of a LIMIT
+// (PostgreSQL manual, SELECT, The Locking Clause).
+func LockRows[T any](ctx context.Context, tx pgx.Tx, how RowLock, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	return lock(ctx, tx, how, how.wait != skipLocked, sql, args, func(rows pgx.Rows) ([]T, error) {
+		return pgx.CollectRows(rows, scan)
+	})
+}
+
+func lock[R any](ctx context.Context, tx pgx.Tx, how RowLock, order bool, sql string, args []any, collect func(pgx.Rows) (R, error)) (R, error) {
+	var none R
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	q, err := lockable(sql)
+	if err != nil {
+		return none, err
+	}
+	if order && !q.ordered {
+		return none, fmt.Errorf("pglock: can't lock the rows of %.80q: without ORDER BY two callers can lock them in different orders and wait for each other", sql)
+	}
+	// The clause has a line of its own: behind a comment it would be part of it.
+	sql = q.sql + "\n" + how.String()
+
+	if how.wait != noWait {
+		return query(ctx, tx, sql, args, collect)
+	}
+	inner, err := tx.Begin(ctx)
+	if err != nil {
+		return none, fmt.Errorf("pglock: savepoint: %w", err)
+	}
+	answer, err := query(ctx, inner, sql, args, collect)
+	if err != nil {
+		if back := inner.Rollback(ctx); back != nil && ctx.Err() == nil {
+			err = errors.Join(err, back)
+		}
+		return none, err
+	}
+	return answer, inner.Commit(ctx)
+}
+
+func query[R any](ctx context.Context, tx pgx.Tx, sql string, args []any, collect func(pgx.Rows) (R, error)) (R, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err == nil {
+		var answer R
+		if answer, err = collect(rows); err == nil {
+			return answer, nil
+		}
+	}
+	var none R
+	return none, waited(ctx, "a row", err)
+}
+
+// waited says what an error means to a caller who asked for a lock.
+func waited(ctx context.Context, what string, err error) error {
+	var pg *pgconn.PgError
+	switch {
+	case errors.As(err, &pg) && pg.Code == "55P03": // lock_not_available
+		if pg.Where != "" {
+			what += " (" + pg.Where + ")"
+		}
+		return &BlockedError{What: what, Err: err}
+	case errors.As(err, &pg) && pg.Code == "40P01":
+		return fmt.Errorf("pglock: deadlock, which aborts this transaction; %s: %w", pg.Detail, err)
+	case pg == nil && ctx.Err() != nil:
+		return &BlockedError{What: what, Err: err}
+	}
+	return err
+}
