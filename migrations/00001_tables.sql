@@ -65,7 +65,7 @@ CREATE TABLE pglock.fences (
 
 -- The branch of history that tokens were last drawn on: one row.
 CREATE TABLE pglock.epoch (
-    only              boolean PRIMARY KEY DEFAULT true CHECK (only),
+    singleton         boolean PRIMARY KEY DEFAULT true CHECK (singleton),
     system_identifier bigint,
     timeline          text,
     since             timestamptz NOT NULL DEFAULT clock_timestamp()

@@ -52,8 +52,8 @@ $$;
 
 -- Takes each lease that is free or has expired; never waits for a holder. For
 -- one that was not granted the answer says who holds it and for how long yet
--- (a NULL token: another transaction is just creating the name; a time left
--- of zero or less: it has expired, and another transaction has its row). A
+-- (a NULL token: nobody yet, but another transaction is creating the name or
+-- has its row; a time left of zero or less: it has expired, likewise). A
 -- repeat with the same claim while its grant lasts is granted the same token
 -- again and extends nothing.
 --   SELECT * FROM pglock.acquire('{accounts/42}', '30 s');
@@ -115,7 +115,8 @@ BEGIN
     RETURN QUERY
     SELECT n.name, coalesce(l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment, false),
            l.token, l.holder, l.expires_at - moment, l.expires_at
-    FROM unnest(acquire.names) AS n (name) LEFT JOIN pglock.leases l ON l.name = n.name;
+    FROM unnest(acquire.names) AS n (name)
+    LEFT JOIN pglock.leases l ON l.name = n.name AND l.claim IS NOT NULL;
 END
 $$;
 -- +goose StatementEnd
