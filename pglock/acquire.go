@@ -29,7 +29,6 @@ type request struct {
 const (
 	minTTL      = 100 * time.Millisecond
 	maxTTL      = 24 * time.Hour
-	maxName     = 1024 // bytes, for names and owners
 	maxMetadata = 4096 // bytes, as JSON
 )
 
@@ -38,10 +37,10 @@ func (c *Client) request(ctx context.Context, name string, ttl time.Duration, op
 	for _, opt := range opts {
 		opt(r)
 	}
-	if err := checkText("lease name", name); err != nil {
+	if err := checkName("lease", name); err != nil {
 		return nil, err
 	}
-	if err := checkText("owner", c.owner); err != nil {
+	if err := checkName("owner", c.owner); err != nil {
 		return nil, err
 	}
 	if ttl < minTTL || ttl > maxTTL {
@@ -66,21 +65,6 @@ func (c *Client) request(ctx context.Context, name string, ttl time.Duration, op
 	rand.Read(claim[:]) // never fails
 	r.claim = hex.EncodeToString(claim[:])
 	return r, nil
-}
-
-// checkText refuses what PostgreSQL can't store as a name.
-func checkText(kind, s string) error {
-	switch {
-	case s == "":
-		return fmt.Errorf("pglock: empty %s", kind)
-	case len(s) > maxName:
-		return fmt.Errorf("pglock: %s %q... is %d bytes long: it has at most %d, hash a longer one", kind, s[:40], len(s), maxName)
-	case strings.ContainsRune(s, 0):
-		return fmt.Errorf("pglock: %s %q has a NUL: encode it", kind, s)
-	case !utf8.ValidString(s):
-		return fmt.Errorf("pglock: %s %q is not UTF-8: encode it", kind, s)
-	}
-	return nil
 }
 
 // TryAcquire acquires the lease if it is free or has expired, and never waits

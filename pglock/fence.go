@@ -89,7 +89,7 @@ func (l *Lease) InTx(ctx context.Context, pool *pgxpool.Pool, fn func(context.Co
 //
 //	SELECT pglock.fence('accounts/42', 17)
 func Fence(ctx context.Context, tx pgx.Tx, resource string, token Token) error {
-	if err := checkText("resource name", resource); err != nil {
+	if err := checkName("resource", resource); err != nil {
 		return err
 	}
 	if token <= 0 {
