@@ -71,6 +71,11 @@ func (k Key) Shared() Key {
 	return k
 }
 
+// Int64 returns the number: what pg_advisory_lock(bigint) takes, and what
+// pg_locks shows in two halves, the upper one in classid and the lower one in
+// objid. Of a KeyPair it returns both numbers, the first in the upper half.
+func (k Key) Int64() int64 { return k.number }
+
 // String returns the name or the number, for people to read.
 func (k Key) String() string {
 	var s string
