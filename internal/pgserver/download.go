@@ -21,25 +21,37 @@ func startDownload(ctx context.Context, c config) (engine, string, error) {
 	return startCluster(ctx, b, c)
 }
 
+// programsDir is where downloads are kept: PGLOCK_PG_CACHE, else the user's
+// cache. Root's own is closed to the account that runs the server.
+func programsDir(who account) (string, error) {
+	dir := os.Getenv("PGLOCK_PG_CACHE")
+	if dir == "" && who.other {
+		dir = "/var/cache/pawl"
+	}
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return "", fmt.Errorf("no place for it, name one in PGLOCK_PG_CACHE: %w", err)
+		}
+		dir = filepath.Join(cache, "pawl", "download")
+	}
+	if err := ownFolder(dir, 0o755); err != nil {
+		return "", err
+	}
+	return dir, who.reach(dir)
+}
+
 // download returns where the programs are, and puts them there first if need
-// be. PGLOCK_PG_CACHE names the folder that keeps the archives.
+// be. An archive that already lies in the folder is not fetched again.
 func download(ctx context.Context) (binaries, error) {
 	version := embeddedpostgres.V18
 	who, err := serverAccount()
 	if err != nil {
 		return binaries{}, err
 	}
-	cache, err := cacheDir()
+	home, err := programsDir(who)
 	if err != nil {
 		return binaries{}, err
-	}
-	// Root's cache is closed to the account that runs the server.
-	home := cache
-	if who.reach(cache) != nil {
-		home = "/var/cache/pawl"
-		if err := os.MkdirAll(home, 0o755); err != nil {
-			return binaries{}, err
-		}
 	}
 	ready := filepath.Join(home, "postgresql-"+string(version))
 	lock, err := lockFile(ctx, ready+".lock", true)
@@ -49,11 +61,6 @@ func download(ctx context.Context) (binaries, error) {
 	defer lock.Close()
 	if b, err := inspect(ctx, filepath.Join(ready, "bin")); err == nil {
 		return b, nil
-	}
-
-	archives := os.Getenv("PGLOCK_PG_CACHE")
-	if archives == "" {
-		archives = cache
 	}
 	work, err := os.MkdirTemp(home, "part-")
 	if err != nil {
@@ -70,7 +77,7 @@ func download(ctx context.Context) (binaries, error) {
 	// unpacks and gives up before it starts one; what it unpacked is what counts.
 	start := embeddedpostgres.NewDatabase(embeddedpostgres.DefaultConfig().
 		Version(version).
-		CachePath(archives).
+		CachePath(home).
 		BinariesPath(unpacked).
 		RuntimePath(filepath.Join(work, "runtime")).
 		Username("pg_none").

@@ -91,12 +91,15 @@ func init() {
 // removeCluster ends the server on a folder, if there is one, and removes the
 // folder.
 func removeCluster(ctx context.Context, dir string) error {
-	if pid := postmaster(filepath.Join(dir, "data")); pid != 0 {
+	data := filepath.Join(dir, "data")
+	if pid := postmaster(data); pid != 0 {
 		if server, err := os.FindProcess(pid); err == nil {
 			_ = server.Signal(immediate)
-			for alive(pid) && ctx.Err() == nil {
-				time.Sleep(10 * time.Millisecond)
-			}
+		}
+		// Its file goes before its process does: without a parent that waits for
+		// it, the process may be listed for long after its end.
+		for postmaster(data) == pid && alive(pid) && ctx.Err() == nil {
+			time.Sleep(10 * time.Millisecond)
 		}
 	}
 	return removeAll(dir)
