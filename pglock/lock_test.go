@@ -41,6 +41,7 @@ func release(t *testing.T, l *pglock.Lock) {
 func holder(t *testing.T, db querier, key pglock.Key) int32 {
 	t.Helper()
 	return one[int32](t, db, `SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted
+		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 		AND classid = ($1::bigint >> 32 & 4294967295)::oid AND objid = ($1::bigint & 4294967295)::oid`, key.Int64())
 }
 

@@ -102,8 +102,8 @@ func (r RowLock) String() string {
 //     clause of its own, no table in its FROM, or another statement behind it.
 //   - With NoWait, a locked row is a *BlockedError (ErrLocked), and then, as
 //     after any error but a broken connection, no row stays locked: it runs
-//     between SAVEPOINT and RELEASE, at the price of two round trips and of a
-//     transaction id of its own.
+//     between SAVEPOINT and RELEASE, at the price of two round trips, a
+//     transaction id of its own, and a multixact when the row is then updated.
 //
 // These abort tx, which can only be rolled back (or back to a savepoint of the
 // caller's: tx.Begin makes one):
