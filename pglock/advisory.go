@@ -10,8 +10,8 @@ import (
 )
 
 // LockTx waits for the advisory locks of keys and holds them until tx ends; no
-// other function frees them. It works through PgBouncer in any mode. A key that
-// tx holds already is held on.
+// other function frees them. It works through a pooler in transaction mode. A
+// key that tx holds already is held on.
 //
 // Several keys are locked in the order of their values, whatever the order of
 // the call, so that two callers never wait for each other. Keys locked by an

@@ -3,6 +3,7 @@ package pglock_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -194,6 +195,46 @@ func TestLockTx_Order(t *testing.T) {
 	}
 	if pair(meet) != 1 {
 		t.Error("locked key by key in opposite orders, there was no deadlock")
+	}
+}
+
+// TestLockTx_A14_HeldIsClaimed: as many locks are held as keys were asked for,
+// each key once, whatever the server's plans.
+func TestLockTx_A14_HeldIsClaimed(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	for _, try := range []bool{false, true} {
+		tx := begin(t, pool)
+		claimed := map[int64]bool{}
+		var keys []pglock.Key
+		for range 200 {
+			k := pglock.KeyInt64(rand.Int64N(150))
+			claimed[k.Int64()] = true
+			keys = append(keys, k)
+		}
+		call := pglock.LockTx
+		if try {
+			call = pglock.TryLockTx
+		}
+		if err := call(t.Context(), tx, keys...); err != nil {
+			t.Fatal(err)
+		}
+		if got := one[int](t, pool, advisoryLocks); got != len(claimed) {
+			t.Errorf("%d locks are held, %d were asked for", got, len(claimed))
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := one[int](t, pool, advisoryLocks); got != 0 {
+			t.Errorf("%d locks are held after the transaction", got)
+		}
+	}
+	// The control: a plan that calls the function for rows that the query does
+	// not return.
+	tx := begin(t, pool)
+	exec(t, tx, `SELECT FROM generate_series(1, 10) k WHERE pg_try_advisory_xact_lock(k) ORDER BY k LIMIT 1`)
+	if got := one[int](t, pool, advisoryLocks); got != 10 {
+		t.Errorf("%d locks are held by a function in WHERE, want 10", got)
 	}
 }
 

@@ -25,9 +25,8 @@ type Lock struct {
 	ctx context.Context
 	end context.CancelCauseFunc
 
-	calm    context.CancelFunc // ends the watch between two looks
-	abort   context.CancelFunc // ends it within one, and the connection too
-	watched chan struct{}      // closed when it has ended
+	unwatch context.CancelFunc // asks the watch to end
+	watched chan struct{}      // closed when it has
 
 	mu       sync.Mutex // orders Release calls, and guards what follows
 	released bool
@@ -133,11 +132,10 @@ func (c *Client) lock(ctx context.Context, key Key, take func(context.Context, *
 func (c *Client) hold(ctx context.Context, key Key, conn *pgx.Conn) *Lock {
 	l := &Lock{client: c, key: key, conn: conn, watched: make(chan struct{})}
 	l.ctx, l.end = context.WithCancelCause(context.WithoutCancel(ctx))
-	var life, idle context.Context
-	life, l.abort = context.WithCancel(context.Background())
-	idle, l.calm = context.WithCancel(life)
+	idle, unwatch := context.WithCancel(context.Background())
+	l.unwatch = unwatch
 	c.keep(l)
-	go l.watch(idle, life)
+	go l.watch(idle)
 	return l
 }
 
@@ -157,8 +155,9 @@ func (l *Lock) Err() error { return context.Cause(l.ctx) }
 // watch reads from the connection, so that the end of the session is seen at
 // once, and asks for an answer twice a heartbeat, so that a silent network is
 // seen within one. It has the connection until it returns.
-func (l *Lock) watch(idle, life context.Context) {
+func (l *Lock) watch(idle context.Context) {
 	defer close(l.watched)
+	defer l.unwatch()
 	for {
 		look, cancel := context.WithTimeout(idle, heartbeat/2)
 		_, err := l.conn.WaitForNotification(look)
@@ -167,7 +166,8 @@ func (l *Lock) watch(idle, life context.Context) {
 			if idle.Err() != nil {
 				return
 			}
-			ask, cancel := context.WithTimeout(life, heartbeat/2)
+			// Not idle's: a Release must not break a connection that works.
+			ask, cancel := context.WithTimeout(context.Background(), heartbeat/2)
 			err = l.conn.Ping(ask)
 			cancel()
 		}
@@ -208,14 +208,8 @@ func (l *Lock) release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	defer l.client.drop(l)
-	defer l.abort()
-	l.calm()
-	select {
-	case <-l.watched:
-	case <-ctx.Done():
-		l.abort()
-		<-l.watched
-	}
+	l.unwatch()
+	<-l.watched // half a heartbeat away at the most
 	if err := l.Err(); errors.Is(err, ErrLost) {
 		return err
 	}

@@ -199,8 +199,7 @@ func TestLock_BadKeys(t *testing.T) {
 	}
 }
 
-// An outcome nobody wants: the release succeeds, and the caller's context, which
-// ended before, has no say in it.
+// The caller's context, which ended before, has no say in the release.
 func TestLock_ReleaseOutlivesItsContext(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

@@ -39,7 +39,9 @@ func lockedSQL(how pglock.RowLock, sql string) (string, error) {
 	return tx.sql, err
 }
 
-func TestLockRows_Clause(t *testing.T) {
+// The library adds a clause to a SELECT, where it has an effect, and to nothing
+// else.
+func TestLockRows_R02_Clause(t *testing.T) {
 	t.Parallel()
 	const sql = "SELECT id FROM t ORDER BY id"
 	for how, clause := range map[pglock.RowLock]string{
@@ -122,7 +124,7 @@ func TestLockRows_Semicolon(t *testing.T) {
 	}
 }
 
-func TestLockRows_Refused(t *testing.T) {
+func TestLockRows_R02_Refused(t *testing.T) {
 	t.Parallel()
 	for sql, why := range map[string]string{
 		"":                                "not a SELECT",
