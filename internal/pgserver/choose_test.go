@@ -3,6 +3,7 @@
 package pgserver_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -98,20 +99,25 @@ func TestStart_IgnoresDatabaseURL(t *testing.T) {
 
 func TestStart_Docker(t *testing.T) {
 	t.Parallel()
-	p, err := audition(t, "", "PGLOCK_PG=docker")
-	pgtest.Require(t, "docker", err)
-	conn := connect(t, p.dsn)
-	if got := setting(t, conn, "fsync"); got != "off" {
-		t.Errorf("fsync is %s, want off as asked for", got)
+	for _, how := range []string{"stop", "exit", "kill"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			p, err := audition(t, "", "PGLOCK_PG=docker")
+			pgtest.Require(t, "docker", err)
+			conn := connect(t, p.dsn)
+			if got := setting(t, conn, "fsync"); got != "off" {
+				t.Errorf("fsync is %s, want off as asked for", got)
+			}
+			p.end(t, how)
+			eventually(t, "gone", func() bool { return ping(t.Context(), p.dsn) != nil })
+		})
 	}
-	p.end(t, "kill")
-	eventually(t, "gone", func() bool { return ping(t.Context(), p.dsn) != nil })
 }
 
 func TestStart_Download(t *testing.T) {
 	t.Parallel()
 	if os.Getenv("PGLOCK_PG_CACHE") == "" {
-		pgtest.Require(t, "download", os.ErrNotExist)
+		pgtest.Require(t, "download", errors.New("PGLOCK_PG_CACHE names no folder with an archive"))
 	}
 	p, err := audition(t, "", "PGLOCK_PG=download")
 	pgtest.Require(t, "download", err)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 	"github.com/testcontainers/testcontainers-go"
 	"github.com/testcontainers/testcontainers-go/log"
@@ -27,6 +28,7 @@ type container struct {
 }
 
 func startDocker(ctx context.Context, c config) (_ engine, dsn string, err error) {
+	log.SetDefault(log.NewNoopLogger())
 	if err := healthy(ctx); err != nil {
 		return nil, "", err
 	}
@@ -46,7 +48,6 @@ func startDocker(ctx context.Context, c config) (_ engine, dsn string, err error
 	}
 	s.ctr, err = postgres.Run(ctx, cmp.Or(os.Getenv("PGLOCK_PG_IMAGE"), image),
 		testcontainers.WithName(name),
-		testcontainers.WithLogger(log.NewNoopLogger()),
 		testcontainers.WithCmd(append([]string{"postgres"}, c.arguments()...)...),
 		postgres.WithPassword(rand.Text()),
 		postgres.BasicWaitStrategies(),
@@ -60,8 +61,8 @@ func startDocker(ctx context.Context, c config) (_ engine, dsn string, err error
 	return s, dsn, await(ctx, dsn, nil)
 }
 
-// healthy returns an error if no Docker daemon answers. Testcontainers panics
-// where it finds no sign of Docker at all.
+// healthy returns an error if no Docker daemon answers. On the way Testcontainers
+// panics where it can't make out the daemon's socket.
 func healthy(ctx context.Context) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -79,15 +80,23 @@ func healthy(ctx context.Context) (err error) {
 	return err
 }
 
-// removeContainer removes a container that may never have been made.
+// removeContainer removes a container for a process that may have been killed
+// while the daemon was still making it, or before.
 func removeContainer(ctx context.Context, name string) error {
+	log.SetDefault(log.NewNoopLogger())
 	docker, err := testcontainers.NewDockerClientWithOpts(ctx)
 	if err != nil {
 		return err
 	}
 	defer docker.Close()
-	_, err = docker.ContainerRemove(ctx, name, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
-	return err
+	for range 50 {
+		_, err = docker.ContainerRemove(ctx, name, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		if !errdefs.IsNotFound(err) {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return nil // it never was, or is gone
 }
 
 func (s *container) dataDir() string { return "" }
@@ -116,7 +125,8 @@ func (s *container) restart(context.Context) error  { return errContainer }
 func (s *container) remove() error {
 	var err error
 	if s.ctr != nil {
-		err = testcontainers.TerminateContainer(s.ctr)
+		// Asked politely the server would wait for its clients to go.
+		err = testcontainers.TerminateContainer(s.ctr, testcontainers.StopTimeout(0))
 	}
 	return errors.Join(err, s.watchdog.dismiss())
 }
