@@ -3,7 +3,6 @@ package pglock
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -61,10 +60,15 @@ func (c *Client) request(ctx context.Context, name string, ttl time.Duration, op
 		}
 		r.encoded = new(string(encoded))
 	}
-	var claim [16]byte
-	rand.Read(claim[:]) // never fails
-	r.claim = hex.EncodeToString(claim[:])
+	r.claim = newClaim()
 	return r, nil
+}
+
+// newClaim returns a random uuid as PostgreSQL spells it.
+func newClaim() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // TryAcquire acquires the lease if it is free or has expired, and never waits
@@ -85,50 +89,76 @@ func (c *Client) TryAcquire(ctx context.Context, name string, ttl time.Duration,
 		return nil, err
 	}
 	defer leave()
-	l, _, err := c.try(ctx, r)
-	return l, err
+	return c.try(ctx, r)
 }
 
-const acquireSQL = `SELECT granted, token, holder, remaining, expires_at
+const acquireSQL = `SELECT granted, token, holder, remaining, expires_at, NULL::bigint
 	FROM pglock.acquire(ARRAY[$1::text], $2::interval, $3::uuid, $4::text, $5::jsonb)`
 
-// try is one attempt. Where somebody else has the lease it returns a *HeldError
-// and the time that is left.
-func (c *Client) try(ctx context.Context, r *request) (l *Lease, left time.Duration, err error) {
-	var (
-		granted   bool
-		token     *Token
-		holder    *string
-		remaining *time.Duration
-		expires   *time.Time
-		sent      time.Time
-	)
-	_, err = repeat(ctx, func() (err error) {
-		sent, err = c.calls.call(ctx, func(rows pgx.Rows) error {
-			return rows.Scan(&granted, &token, &holder, &remaining, &expires)
-		}, acquireSQL, r.name, r.ttl, r.claim, r.owner, r.encoded)
+// try is one attempt that draws no ticket.
+func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
+	a, err := c.ask(ctx, acquireSQL, r.name, r.ttl, r.claim, r.owner, r.encoded)
+	if err != nil {
+		if ctx.Err() != nil || errors.Is(err, errUnconfirmed) {
+			c.takeBack(r)
+		}
+		return nil, c.ended(ctx, err)
+	}
+	if !a.granted {
+		return nil, a.held(r.name)
+	}
+	return c.lease(r, *a.token, a.sent, *a.remaining), nil
+}
+
+// bid is the answer to an attempt.
+type bid struct {
+	granted   bool
+	token     *Token // nil: nobody has it, but another transaction has its row
+	holder    *string
+	remaining *time.Duration
+	expires   *time.Time
+	ticket    *int64
+	sent      time.Time
+}
+
+// ask sends an attempt, again when its answer was lost.
+func (c *Client) ask(ctx context.Context, sql string, args ...any) (a bid, err error) {
+	_, err = repeat(ctx, func() error {
+		sent, err := c.calls.call(ctx, func(rows pgx.Rows) error {
+			return rows.Scan(&a.granted, &a.token, &a.holder, &a.remaining, &a.expires, &a.ticket)
+		}, sql, args...)
+		a.sent = sent
 		return err
 	})
-	switch {
-	case err != nil:
-		return nil, 0, c.ended(ctx, fmt.Errorf("acquire lease %q: %w", r.name, err))
-	case granted:
-		l := &Lease{client: c, name: r.name, token: *token, ttl: r.ttl}
-		l.open(r.values)
-		c.keeper.add(l, sent, *remaining)
-		return l, 0, nil
-	case token == nil: // somebody is just creating the name
-		return nil, 0, &HeldError{Name: r.name}
+	if err != nil {
+		return bid{}, fmt.Errorf("acquire lease %q: %w", args[0], err)
 	}
-	held := &HeldError{Name: r.name, Token: *token}
-	if holder != nil {
-		held.Owner = *holder
+	return a, nil
+}
+
+// held says who has the lease.
+func (a bid) held(name string) *HeldError {
+	held := &HeldError{Name: name}
+	if a.token != nil && a.expires != nil {
+		held.Token, held.ExpiresAt = *a.token, *a.expires
+		if a.holder != nil {
+			held.Owner = *a.holder
+		}
 	}
-	if remaining != nil && expires != nil {
-		held.ExpiresAt = *expires
-		left = *remaining
-	}
-	return nil, left, held
+	return held
+}
+
+// lease makes the handle of a tenure just granted.
+func (c *Client) lease(r *request, token Token, sent time.Time, remaining time.Duration) *Lease {
+	l := &Lease{client: c, name: r.name, token: token, ttl: r.ttl, beat: beat{index: -1}}
+	l.open(r.values)
+	c.keeper.add(l, sent, remaining)
+	return l
+}
+
+// givenUp is the error of a wait that ended with its context.
+func (c *Client) givenUp(ctx context.Context, held *HeldError) error {
+	return c.ended(ctx, fmt.Errorf("acquire: gave up waiting: %w", held))
 }
 
 // ended makes an error say why the call's context ended, where it did.

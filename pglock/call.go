@@ -15,7 +15,7 @@ import (
 
 // minSchema is the lowest version of the schema that has the functions this
 // package calls.
-const minSchema = 3
+const minSchema = 5
 
 // ownPool is a small pool of the client's, made at its first use from the
 // caller's configuration. The caller's hooks for taking and returning
@@ -51,6 +51,15 @@ func (p *ownPool) open() (*pgxpool.Pool, error) {
 			}
 			return greet(ctx, conn)
 		}
+		notice := config.ConnConfig.OnNotice
+		config.ConnConfig.OnNotice = func(conn *pgconn.PgConn, n *pgconn.Notice) {
+			if n.File == "syncrep.c" { // the message is translated
+				conn.CustomData()[unconfirmed] = true
+			}
+			if notice != nil {
+				notice(conn, n)
+			}
+		}
 		pool, err := pgxpool.NewWithConfig(context.Background(), config)
 		if err != nil {
 			return nil, fmt.Errorf("pglock: %w", err)
@@ -68,6 +77,13 @@ func (p *ownPool) close() {
 		p.pool.Close()
 	}
 }
+
+// unconfirmed marks a connection whose last commit no synchronous standby has
+// confirmed, because the wait for it was cancelled: PostgreSQL then reports
+// success with a warning, and a failover may undo it.
+const unconfirmed = "pglock: unconfirmed"
+
+var errUnconfirmed = errors.New("pglock: the wait for the synchronous standby was cancelled: a failover may undo it")
 
 // otherLevel marks a connection whose transactions don't begin at READ
 // COMMITTED by themselves.
@@ -116,7 +132,13 @@ func (p *ownPool) call(ctx context.Context, scan func(pgx.Rows) error, sql strin
 	}
 	defer conn.Release() // which closes one whose transaction is still open
 	sent = time.Now()
-	if err := exchange(ctx, conn.Conn(), scan, sql, args); err != nil {
+	err = exchange(ctx, conn.Conn(), scan, false, sql, args)
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "54000" {
+		// The NOTIFY queue is full, which has rolled the call back.
+		sent = time.Now()
+		err = exchange(ctx, conn.Conn(), scan, true, sql, args)
+	}
+	if err != nil {
 		if astray(err) {
 			closeConn(conn.Conn())
 		}
@@ -125,19 +147,33 @@ func (p *ownPool) call(ctx context.Context, scan func(pgx.Rows) error, sql strin
 	return sent, nil
 }
 
-func exchange(ctx context.Context, conn *pgx.Conn, scan func(pgx.Rows) error, sql string, args []any) error {
-	if _, other := conn.PgConn().CustomData()[otherLevel]; !other {
+func exchange(ctx context.Context, conn *pgx.Conn, scan func(pgx.Rows) error, quiet bool, sql string, args []any) error {
+	data := conn.PgConn().CustomData()
+	delete(data, unconfirmed)
+	if data[otherLevel] == nil && !quiet {
 		rows, err := conn.Query(ctx, sql, args...)
+		if err == nil {
+			err = read(rows, scan)
+		}
 		if err != nil {
 			return err
 		}
-		return read(rows, scan)
+	} else {
+		batch := &pgx.Batch{}
+		batch.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+		if quiet {
+			batch.Queue("SELECT set_config('pglock.quiet', 'on', true)")
+		}
+		batch.Queue(sql, args...).Query(func(rows pgx.Rows) error { return read(rows, scan) })
+		batch.Queue("COMMIT")
+		if err := conn.SendBatch(ctx, batch).Close(); err != nil {
+			return err
+		}
 	}
-	batch := &pgx.Batch{}
-	batch.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
-	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error { return read(rows, scan) })
-	batch.Queue("COMMIT")
-	return conn.SendBatch(ctx, batch).Close()
+	if data[unconfirmed] != nil {
+		return errUnconfirmed
+	}
+	return nil
 }
 
 func read(rows pgx.Rows, scan func(pgx.Rows) error) error {
@@ -188,7 +224,12 @@ func lost(err error) bool {
 	if errors.As(err, &pg) {
 		return astray(err) || strings.HasPrefix(pg.Code, "08")
 	}
-	return !errors.Is(err, ErrClosed) && !errors.Is(err, ErrNoSchema) && !errors.Is(err, errUnfit)
+	for _, known := range []error{ErrClosed, ErrNoSchema, errUnfit, errUnconfirmed} {
+		if errors.Is(err, known) {
+			return false
+		}
+	}
+	return true
 }
 
 // repeat calls until an answer comes, a few times: safe for calls that have

@@ -25,8 +25,9 @@ type Client struct {
 	life    context.Context
 	endLife context.CancelCauseFunc
 
-	calls  *ownPool // acquires and releases
-	keeper *keeper  // renewals
+	calls    *ownPool // acquires and releases
+	keeper   *keeper  // renewals
+	listener *listener
 
 	mu      sync.Mutex
 	closed  bool
@@ -62,6 +63,7 @@ func New(pool *pgxpool.Pool, opts ...Option) *Client {
 	c.life, c.endLife = context.WithCancelCause(context.Background())
 	c.calls = &ownPool{client: c, max: callConns}
 	c.keeper = newKeeper(&ownPool{client: c, max: 1})
+	c.listener = newListener(c)
 	return c
 }
 
@@ -96,6 +98,7 @@ func (c *Client) Close(ctx context.Context) error {
 		wg.Go(func() { errs[i] = h.Release(ctx) })
 	}
 	wg.Wait()
+	c.listener.stop()
 	c.keeper.stop()
 	c.calls.close()
 	return errors.Join(errs...)

@@ -4,29 +4,33 @@ import (
 	"container/heap"
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
-// keeper renews the leases of a client and ends those whose deadline passes.
-// One goroutine waits for the next event of any lease; one more sends a
-// renewal, so that a hung one delays no loss. Neither their number nor that of
-// the connections depends on how many leases there are.
+// keeper renews a client's leases, ends those whose deadline passes, and
+// refreshes the tickets of those who wait. One goroutine waits for the next
+// event of any of them; one more sends a renewal, so that a hung one delays no
+// loss. Neither their number nor that of the connections depends on how many
+// leases there are.
 //
-// A lease has one next event: its renewal when a third of its TTL has passed,
-// or, while a renewal is under way, its deadline. Renewals of leases with the
-// same TTL fall on a common grid, so that thousands acquired at different
-// times are renewed by the same few statements.
+// Each has one next event: its renewal when a third of its TTL has passed, or,
+// while a renewal is under way, the lease's deadline. Renewals for the same TTL
+// fall on a common grid, so that thousands acquired at different times are
+// renewed by the same few statements.
 type keeper struct {
-	renew func(context.Context, []*Lease) (sent time.Time, answers map[*Lease]renewal, err error)
+	renew func(context.Context, []kept) (sent time.Time, answers map[kept]renewal, err error)
 	close func()
 	start time.Time
 
+	// deaf says that nobody hears notifications, so that tickets are looked
+	// after more often.
+	deaf atomic.Bool
+
 	mu      sync.Mutex
-	line    line     // every lease that is held, by its next event
-	due     []*Lease // to be renewed once the renewal under way is answered
-	busy    bool     // a renewal is under way
+	line    line   // whatever is kept, by its next event
+	due     []kept // to be renewed once the renewal under way is answered
+	busy    bool   // a renewal is under way
 	running bool
 	stopped bool
 
@@ -36,27 +40,23 @@ type keeper struct {
 	workers sync.WaitGroup
 }
 
-// beat is the keeper's state of one lease.
-type beat struct {
-	next  time.Duration // of the next event, since the keeper's start
-	index int           // in the line; -1: not in it
-	asked bool          // a renewal is due or under way
-	err   error         // of the last renewal
-}
-
-// renewal is what the server says about one tenure.
+// renewal is what the server says about one tenure or ticket.
 type renewal struct {
 	state     string
-	remaining time.Duration
+	token     Token
+	remaining *time.Duration
 }
 
 const (
 	// beats is how many heartbeats a TTL has.
 	beats = 3
 
-	// chunk bounds how many leases one statement renews, and with that how long
-	// it holds their rows locked.
+	// chunk bounds how much one statement renews, and with that how long it
+	// holds rows locked.
 	chunk = 1000
+
+	// never is later than any event.
+	never = 1<<63 - 1
 )
 
 // margin is what a local deadline falls short of the server's: for clocks whose
@@ -81,7 +81,12 @@ func (k *keeper) add(l *Lease, sent time.Time, remaining time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.extend(l, sent, remaining)
-	heap.Push(&k.line, l)
+	k.push(l)
+}
+
+// push puts something into the line; the caller holds k.mu.
+func (k *keeper) push(one kept) {
+	heap.Push(&k.line, one)
 	if !k.running && !k.stopped {
 		k.running = true
 		k.workers.Go(k.run)
@@ -89,37 +94,47 @@ func (k *keeper) add(l *Lease, sent time.Time, remaining time.Duration) {
 	k.poke()
 }
 
-// extend sets the deadline and the next renewal: at the last point of the grid
-// that is no more than a heartbeat away.
+// extend sets a lease's deadline and its next renewal.
 func (k *keeper) extend(l *Lease, sent time.Time, remaining time.Duration) {
-	since, heartbeat := sent.Sub(k.start), l.ttl/beats
-	l.deadline.Store(int64(since + remaining - margin(remaining)))
-	l.beat.next = (since + heartbeat) / heartbeat * heartbeat
-	l.beat.err = nil
+	l.deadline.Store(int64(sent.Sub(k.start) + remaining - margin(remaining)))
+	l.beat.next, l.beat.err = k.grid(sent, l.ttl), nil
 }
 
-// drop forgets a lease and says whether it was there.
-func (k *keeper) drop(l *Lease) bool {
+// grid returns the last point of the TTL's grid that is no more than a
+// heartbeat after sent.
+func (k *keeper) grid(sent time.Time, ttl time.Duration) time.Duration {
+	heartbeat := ttl / beats
+	return (sent.Sub(k.start) + heartbeat) / heartbeat * heartbeat
+}
+
+// drop forgets a lease or a ticket and says whether it was there.
+func (k *keeper) drop(one kept) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if l.beat.index < 0 {
+	if one.pulse().index < 0 {
 		return false
 	}
-	heap.Remove(&k.line, l.beat.index)
+	heap.Remove(&k.line, one.pulse().index)
 	return true
 }
 
-func (k *keeper) has(l *Lease) bool {
+func (k *keeper) has(one kept) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return l.beat.index >= 0
+	return one.pulse().index >= 0
 }
 
 // held returns every lease that is not yet released or lost.
 func (k *keeper) held() []*Lease {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return append([]*Lease(nil), k.line...)
+	var leases []*Lease
+	for _, one := range k.line {
+		if l, ok := one.(*Lease); ok {
+			leases = append(leases, l)
+		}
+	}
+	return leases
 }
 
 // why says what a deadline that passed is owed to.
@@ -172,26 +187,31 @@ func (k *keeper) run() {
 
 // tick collects what is due: leases whose deadline has passed, a batch to renew
 // if none is under way, and how long to sleep.
-func (k *keeper) tick(now time.Time) (lost, batch []*Lease, next time.Duration) {
+func (k *keeper) tick(now time.Time) (lost []*Lease, batch []kept, next time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	since := now.Sub(k.start)
-	for len(k.line) > 0 && k.line[0].beat.next <= since {
-		l := k.line[0]
-		if deadline := time.Duration(l.deadline.Load()); since >= deadline {
-			heap.Pop(&k.line)
-			lost = append(lost, l)
-			continue
-		} else if !l.beat.asked {
-			l.beat.asked = true
-			k.due = append(k.due, l)
-			l.beat.next = deadline
+	for len(k.line) > 0 && k.line[0].pulse().next <= since {
+		one := k.line[0]
+		deadline := time.Duration(never)
+		if l, ok := one.(*Lease); ok {
+			if deadline = time.Duration(l.deadline.Load()); since >= deadline {
+				heap.Pop(&k.line)
+				lost = append(lost, l)
+				continue
+			}
 		}
+		b := one.pulse()
+		if !b.asked {
+			b.asked = true
+			k.due = append(k.due, one)
+		}
+		b.next = deadline
 		heap.Fix(&k.line, 0)
 	}
 	if !k.busy {
 		for len(k.due) > 0 && len(batch) < chunk {
-			if k.due[0].beat.index >= 0 {
+			if k.due[0].pulse().index >= 0 {
 				batch = append(batch, k.due[0])
 			}
 			k.due = k.due[1:]
@@ -201,104 +221,5 @@ func (k *keeper) tick(now time.Time) (lost, batch []*Lease, next time.Duration) 
 	if len(k.line) == 0 {
 		return lost, batch, time.Hour
 	}
-	return lost, batch, k.line[0].beat.next - since
-}
-
-// send renews a batch. A renewal that hangs is cut, so that there is time for
-// another within the shortest of the leases.
-func (k *keeper) send(batch []*Lease) {
-	shortest := batch[0].ttl
-	for _, l := range batch {
-		shortest = min(shortest, l.ttl)
-	}
-	ctx, cancel := context.WithTimeout(k.quit, min(max(shortest/(beats+1), 25*time.Millisecond), 5*time.Second))
-	sent, answers, err := k.renew(ctx, batch)
-	cancel()
-	k.answered(batch, sent, answers, err)
-}
-
-func (k *keeper) answered(batch []*Lease, sent time.Time, answers map[*Lease]renewal, err error) {
-	ended := map[*Lease]Cause{}
-	k.mu.Lock()
-	now := time.Since(k.start)
-	for _, l := range batch {
-		l.beat.asked = false
-		if l.beat.index < 0 {
-			continue // released or lost meanwhile
-		}
-		switch a := answers[l]; a.state {
-		case "held":
-			k.extend(l, sent, a.remaining)
-		case "expired":
-			ended[l] = Expired
-		case "taken":
-			ended[l] = Taken
-		case "idle":
-			ended[l] = ForceReleased
-		default: // an error, or a row that somebody has locked: try again
-			l.beat.err = err
-			l.beat.next = min(now+min(max(l.ttl/20, 10*time.Millisecond), time.Second), time.Duration(l.deadline.Load()))
-		}
-		if _, over := ended[l]; over {
-			heap.Remove(&k.line, l.beat.index)
-		} else {
-			heap.Fix(&k.line, l.beat.index)
-		}
-	}
-	k.busy = false
-	k.poke()
-	k.mu.Unlock()
-	for l, cause := range ended {
-		l.lose(cause, nil) // leaves one that is just being released to its Release
-	}
-}
-
-const renewSQL = `SELECT name, token, state, remaining FROM pglock.renew($1::text[], $2::bigint[])`
-
-func (p *ownPool) renew(ctx context.Context, leases []*Lease) (sent time.Time, answers map[*Lease]renewal, err error) {
-	names, tokens, byName := columns(leases)
-	answers = make(map[*Lease]renewal, len(leases))
-	sent, err = p.call(ctx, func(rows pgx.Rows) error {
-		var name string
-		var token Token
-		var r renewal
-		var remaining *time.Duration
-		if err := rows.Scan(&name, &token, &r.state, &remaining); err != nil {
-			return err
-		}
-		if remaining != nil {
-			r.remaining = *remaining
-		}
-		answers[byName[tenure{name, token}]] = r
-		return nil
-	}, renewSQL, names, tokens)
-	if err != nil {
-		return sent, nil, err // part of an answer is none: it may have been rolled back
-	}
-	return sent, answers, nil
-}
-
-// line is a heap of leases by their next event.
-type line []*Lease
-
-func (q line) Len() int           { return len(q) }
-func (q line) Less(i, j int) bool { return q[i].beat.next < q[j].beat.next }
-func (q line) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].beat.index, q[j].beat.index = i, j
-}
-
-func (q *line) Push(x any) {
-	l := x.(*Lease)
-	l.beat.index = len(*q)
-	*q = append(*q, l)
-}
-
-func (q *line) Pop() any {
-	old := *q
-	l := old[len(old)-1]
-	old[len(old)-1] = nil
-	*q = old[:len(old)-1]
-	l.beat.index = -1
-	return l
+	return lost, batch, k.line[0].pulse().next - since
 }

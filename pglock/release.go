@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-const releaseSQL = `SELECT name, token, state, blockers, since
+const releaseSQL = `SELECT token, state, blockers, since
 	FROM pglock.release($1::text[], $2::bigint[], $3::interval)`
 
 const (
@@ -95,17 +95,16 @@ func (c *Client) release(ctx context.Context, leases []*Lease, wait time.Duratio
 	ctx, stop := context.WithTimeout(ctx, releaseBound)
 	defer stop()
 
-	names, tokens, byName := columns(leases)
+	names, tokens, byToken := columns(leases)
 	repeated, err = repeat(ctx, func() error {
 		answers = make(map[*Lease]answer, len(leases))
 		_, err := c.calls.call(ctx, func(rows pgx.Rows) error {
-			var name string
 			var token Token
 			var a answer
-			if err := rows.Scan(&name, &token, &a.state, &a.blockers, &a.since); err != nil {
+			if err := rows.Scan(&token, &a.state, &a.blockers, &a.since); err != nil {
 				return err
 			}
-			answers[byName[tenure{name, token}]] = a
+			answers[byToken[token]] = a
 			return nil
 		}, releaseSQL, names, tokens, wait)
 		return err
@@ -113,20 +112,15 @@ func (c *Client) release(ctx context.Context, leases []*Lease, wait time.Duratio
 	return answers, repeated, err
 }
 
-type tenure struct {
-	name  string
-	token Token
-}
-
-// columns returns the arrays that the schema's functions take.
-func columns(leases []*Lease) (names []string, tokens []int64, byName map[tenure]*Lease) {
-	byName = make(map[tenure]*Lease, len(leases))
-	for _, l := range leases {
-		names = append(names, l.name)
-		tokens = append(tokens, int64(l.token))
-		byName[tenure{l.name, l.token}] = l
+// columns returns the arrays that the schema's functions take. A name may stand
+// twice, in a tenure that has ended and the one after it; a token never does.
+func columns(leases []*Lease) (names []string, tokens []int64, byToken map[Token]*Lease) {
+	names, tokens = make([]string, len(leases)), make([]int64, len(leases))
+	byToken = make(map[Token]*Lease, len(leases))
+	for i, l := range leases {
+		names[i], tokens[i], byToken[l.token] = l.name, int64(l.token), l
 	}
-	return names, tokens, byName
+	return names, tokens, byToken
 }
 
 // settle turns the outcome of a release into what Release returns. before is

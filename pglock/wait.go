@@ -3,19 +3,22 @@ package pglock
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"time"
 )
 
-// recheck bounds how long a waiter sleeps before it looks again.
+// recheck is how soon a waiter looks again where nobody will wake it: without
+// notifications, and where another transaction has the lease row.
 const recheck = 50 * time.Millisecond
 
-// Acquire waits until it has the lease. When ctx ends first the error matches
-// ErrLocked, if somebody had the lease, and ctx.Err(); nothing is held then,
-// but for a grant that was under way, which ends after one TTL. For TTL and
-// other errors see TryAcquire. A goroutine that acquires a name twice waits
-// for itself: each Lease is a tenure of its own, also within one Client.
+// Acquire waits in line until it has the lease: waiters are granted it in the
+// order in which they came. When ctx ends first the error matches ErrLocked and
+// ctx.Err(); nothing is held then, but for a grant that was under way, which
+// ends after one TTL. For TTL and other errors see TryAcquire. A goroutine that
+// acquires a name twice waits for itself: each Lease is a tenure of its own,
+// also within one Client. One statement, and one for each third of the TTL that
+// it waits:
+//
+//	SELECT * FROM pglock.enqueue('accounts/42', '30 s', claim, channel)
 func (c *Client) Acquire(ctx context.Context, name string, ttl time.Duration, opts ...LeaseOption) (*Lease, error) {
 	r, err := c.request(ctx, name, ttl, opts)
 	if err != nil {
@@ -26,22 +29,14 @@ func (c *Client) Acquire(ctx context.Context, name string, ttl time.Duration, op
 		return nil, err
 	}
 	defer leave()
-	for {
-		l, left, err := c.try(ctx, r)
+	if !c.listener.ready() { // nobody has waited yet: maybe nobody has to
+		l, err := c.try(ctx, r)
 		if !errors.Is(err, ErrLocked) || ctx.Err() != nil {
 			return l, err
 		}
-		// Until the expiry that the database told, or sooner: nobody says when
-		// the lease is released. One already past means that someone has the row.
-		if left <= 0 || left > recheck {
-			left = recheck/2 + rand.N(recheck/2)
-		}
-		select {
-		case <-ctx.Done():
-			return nil, c.ended(ctx, fmt.Errorf("acquire: gave up waiting: %w", err))
-		case <-time.After(left):
-		}
+		c.listener.begin(ctx)
 	}
+	return c.queueUp(ctx, r)
 }
 
 // WithLease acquires the lease, runs fn and releases it. The context of fn is

@@ -50,7 +50,9 @@ END
 $$;
 -- +goose StatementEnd
 
--- Takes each lease that is free or has expired; never waits for a holder. For
+-- Takes each lease that is free or has expired and that nobody waits for; never
+-- waits for a holder. One that somebody waits for goes to the head of its
+-- queue. For
 -- one that was not granted the answer says who holds it and for how long yet
 -- (a NULL token: nobody yet, but another transaction is creating the name or
 -- has its row; a time left of zero or less: it has expired, likewise). A
@@ -69,6 +71,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     free    text[];
+    known   record;
+    lease   text;
     missing text[];
     moment  timestamptz;
 BEGIN
@@ -91,11 +95,22 @@ BEGIN
             WHERE l.name = ANY (acquire.names) AND l.expires_at <= clock_timestamp()
             ORDER BY l.name
             FOR UPDATE SKIP LOCKED) f;
-        moment := clock_timestamp();
         IF free IS NOT NULL THEN
+            -- A statement of its own: it sees every ticket drawn before the rows were locked.
+            SELECT e.timeline, ARRAY(SELECT DISTINCT w.name FROM pglock.waiters w WHERE w.name = ANY (free) ORDER BY w.name) AS awaited
+            INTO known FROM pglock.epoch e;
+            IF known.timeline IS DISTINCT FROM pglock.timeline() THEN
+                PERFORM pglock.turn_epoch(false);
+            END IF;
+            FOREACH lease IN ARRAY known.awaited LOOP
+                IF pglock.hand_on(lease) THEN
+                    free := array_remove(free, lease);
+                END IF;
+            END LOOP;
+            moment := clock_timestamp();
             RETURN QUERY
             UPDATE pglock.leases AS l
-            SET token = nextval('pglock.leases_token_seq'), holder = acquire.owner, role = session_user,
+            SET token = pglock.draw(l.token), holder = acquire.owner, role = session_user,
                 claim = acquire.claim, acquired_at = moment, expires_at = moment + acquire.ttl,
                 ttl = acquire.ttl, metadata = acquire.metadata
             WHERE l.name = ANY (free)
@@ -112,6 +127,9 @@ BEGIN
     END LOOP;
 
     moment := clock_timestamp();
+    -- A repeat writes, so that its commit too waits for a synchronous standby.
+    UPDATE pglock.leases AS l SET claim = l.claim
+    WHERE l.name = ANY (acquire.names) AND l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment;
     RETURN QUERY
     SELECT n.name, coalesce(l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment, false),
            l.token, l.holder, l.expires_at - moment, l.expires_at
@@ -233,7 +251,7 @@ END
 $$;
 -- +goose StatementEnd
 
--- Ends tenures. A row that an open guard holds is waited for, all in all no
+-- Ends tenures, and hands each lease on to whoever waits for it. A row that an open guard holds is waited for, all in all no
 -- longer than patience nor than the lease has yet to run, and is then blocked:
 -- the tenure goes on, and the release may be repeated. What could be locked at
 -- once stays locked during such a wait: give a patience of 0 to free many, and
@@ -247,7 +265,8 @@ AS $$
 DECLARE
     give_up timestamptz := clock_timestamp() + release.patience;
     locked  text[];
-    freed   text[];
+    freed   bigint[];
+    free    text[];
     held    record;
     moment  timestamptz;
 BEGIN
@@ -279,13 +298,16 @@ BEGIN
     moment := clock_timestamp();
     WITH ended AS (
         UPDATE pglock.leases AS l
-        SET claim = NULL, holder = NULL, role = NULL, acquired_at = NULL, expires_at = '-infinity',
-            ttl = NULL, metadata = NULL
+        SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
         FROM unnest(release.names, release.tokens) AS w (name, token)
         WHERE l.name = w.name AND l.token = w.token AND l.name = ANY (locked)
           AND l.claim IS NOT NULL AND l.role = session_user AND l.expires_at > moment
-        RETURNING l.name)
-    SELECT coalesce(array_agg(e.name), '{}') INTO freed FROM ended e;
+        RETURNING l.name, l.token)
+    SELECT coalesce(array_agg(e.token), '{}'), array_agg(e.name ORDER BY e.name) INTO freed, free FROM ended e;
+    -- A statement of its own: it sees every ticket drawn before the rows were locked.
+    IF EXISTS (SELECT FROM pglock.waiters w WHERE w.name = ANY (free)) THEN
+        PERFORM pglock.hand_on(n.name) FROM unnest(free) AS n (name);
+    END IF;
     IF cardinality(freed) = cardinality(release.names) THEN
         RETURN QUERY
         SELECT w.name, w.token, 'released', NULL::integer[], NULL::timestamptz
@@ -294,12 +316,12 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT f.name, f.token,
-           CASE WHEN f.state = 'idle' AND f.name = ANY (freed) THEN 'released'
+           CASE WHEN f.token = ANY (freed) THEN 'released'
                 WHEN f.state = 'busy' THEN 'blocked'
                 ELSE f.state END,
            b.pids, b.since
     FROM pglock.fates(release.names, release.tokens, moment) f
-    LEFT JOIN LATERAL pglock.row_blockers(f.name) b ON f.state = 'busy';
+    LEFT JOIN LATERAL pglock.row_blockers(f.name) b ON f.state = 'busy' AND f.token <> ALL (freed);
 END
 $$;
 -- +goose StatementEnd

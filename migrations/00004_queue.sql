@@ -1,0 +1,182 @@
+-- The queue: who waits for a lease holds a numbered ticket, which its client
+-- refreshes as it renews a lease. Whoever frees a lease, or finds it expired,
+-- hands it on to the lowest ticket that has not expired, and notifies that
+-- ticket's client. Three rules keep it whole:
+--
+--   * A ticket is drawn by a transaction that holds the lease row FOR NO KEY
+--     UPDATE and then looks at the lease; a lease is handed on by one that holds
+--     it FOR UPDATE and then, in a later statement with a snapshot of its own,
+--     looks at the tickets. So neither can miss the other, and tickets are
+--     committed in the order of their numbers.
+--   * No transaction waits once it has locked a ticket: refresh skips those that
+--     are locked, and comes to them last; cancel locks one and nothing else.
+--   * A grant has the ticket's expiry, which the DELETE that consumes the ticket
+--     returns: a refresh is either in it or finds the ticket gone. The winner's
+--     own deadline, counted from its last refresh, is never later than that.
+
+-- +goose Up
+
+-- Grants a lease to the head of its queue; says whether there was one. The
+-- caller has the row locked FOR UPDATE, and it is free or has expired.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.hand_on(name text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    head  pglock.waiters;
+    next  bigint;
+    drawn bigint;
+BEGIN
+    LOOP
+        SELECT min(w.ticket) INTO next FROM pglock.waiters w WHERE w.name = hand_on.name;
+        IF next IS NULL THEN
+            RETURN false;
+        END IF;
+        DELETE FROM pglock.waiters w WHERE w.ticket = next RETURNING w.* INTO head;
+        EXIT WHEN FOUND AND head.expires_at > clock_timestamp();      -- else cancelled just now, or abandoned
+    END LOOP;
+    IF (SELECT e.timeline FROM pglock.epoch e) IS DISTINCT FROM pglock.timeline() THEN
+        PERFORM pglock.turn_epoch(false);
+    END IF;
+    UPDATE pglock.leases AS l
+    SET token = pglock.draw(l.token), holder = head.holder, role = head.role, claim = head.claim,
+        acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata
+    WHERE l.name = hand_on.name
+    RETURNING l.token INTO drawn;
+    IF nullif(current_setting('pglock.quiet', true), '') IS NULL THEN -- a full NOTIFY queue would roll the grant back
+        PERFORM pg_notify(head.channel, head.claim || ' ' || drawn);
+    END IF;
+    RETURN true;
+END
+$$;
+-- +goose StatementEnd
+
+-- Acquires a lease as acquire does, and where it is not granted draws a ticket:
+-- the grant is then announced on the channel as "claim token", and an answer of
+-- refresh says it too. A NULL ticket without a grant: the row was locked by
+-- another transaction all the time, ask again. A repeat with the same claim has
+-- the effect of one.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.enqueue(
+    name     text,
+    ttl      interval,
+    claim    uuid,
+    channel  text,
+    owner    text  DEFAULT NULL,
+    metadata jsonb DEFAULT NULL
+) RETURNS TABLE (granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz, ticket bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s'
+AS $$
+DECLARE
+    answer record;
+    drawn  bigint;
+BEGIN
+    SELECT a.* INTO answer FROM pglock.acquire(ARRAY[enqueue.name], enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata) a;
+    IF answer.granted THEN
+        RETURN QUERY SELECT true, answer.token, answer.holder, answer.remaining, answer.expires_at, NULL::bigint;
+        RETURN;
+    ELSIF enqueue.channel IS NULL OR enqueue.channel = '' OR octet_length(enqueue.channel) > 63 THEN
+        RAISE EXCEPTION 'channel "%" can''t be listened to', enqueue.channel
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'LISTEN on a channel of your own, with a name of at most 63 bytes, and give that.';
+    END IF;
+    BEGIN
+        PERFORM FROM pglock.leases l WHERE l.name = enqueue.name FOR NO KEY UPDATE;
+        IF FOUND THEN
+            INSERT INTO pglock.waiters AS w (name, claim, channel, holder, role, expires_at, ttl, metadata)
+            VALUES (enqueue.name, enqueue.claim, enqueue.channel, enqueue.owner, session_user,
+                    clock_timestamp() + enqueue.ttl, enqueue.ttl, enqueue.metadata)
+            ON CONFLICT DO NOTHING;
+            SELECT w.ticket INTO drawn FROM pglock.waiters w WHERE w.claim = enqueue.claim AND w.role = session_user;
+            PERFORM FROM pglock.leases l
+            WHERE l.name = enqueue.name AND l.expires_at <= clock_timestamp() FOR UPDATE SKIP LOCKED;
+            IF FOUND THEN
+                PERFORM pglock.hand_on(enqueue.name);
+            END IF;
+        END IF;
+    EXCEPTION WHEN lock_not_available THEN
+        NULL;
+    END;
+    RETURN QUERY
+    SELECT coalesce(l.claim = enqueue.claim AND l.role = session_user AND l.expires_at > clock_timestamp(), false),
+           l.token, l.holder, l.expires_at - clock_timestamp(), l.expires_at, drawn
+    FROM (VALUES (enqueue.name)) AS n (name)
+    LEFT JOIN pglock.leases l ON l.name = n.name AND l.claim IS NOT NULL;
+END
+$$;
+-- +goose StatementEnd
+
+-- Hands on what it finds expired, extends tickets by their TTL, and answers for
+-- each claim: granted (with token and time left), waiting (with the time that
+-- the holder has left), busy (the ticket was locked and not extended, ask
+-- again) or gone (it ran out: enqueue again).
+--   SELECT * FROM pglock.refresh('{accounts/42}', ARRAY['6f9619ff-8b86-4011-b42d-00c04fc964ff']::uuid[]);
+-- +goose StatementBegin
+CREATE FUNCTION pglock.refresh(names text[], claims uuid[])
+RETURNS TABLE (claim uuid, state text, token bigint, remaining interval)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    extended bigint[];
+    expired  text[];
+    lease    text;
+    moment   timestamptz;
+BEGIN
+    PERFORM pglock.check_level('refresh');
+    -- Before any ticket is locked: hand_on waits for tickets, and two refreshes
+    -- that each hold what the other waits for would deadlock.
+    SELECT coalesce(array_agg(e.name), '{}') INTO expired FROM (
+        SELECT l.name FROM pglock.leases l
+        WHERE l.name = ANY (refresh.names) AND l.expires_at <= clock_timestamp()
+        ORDER BY l.name
+        FOR UPDATE SKIP LOCKED) e;
+    FOREACH lease IN ARRAY expired LOOP
+        PERFORM pglock.hand_on(lease);
+    END LOOP;
+
+    SELECT coalesce(array_agg(t.ticket), '{}') INTO extended FROM (
+        SELECT w.ticket
+        FROM unnest(refresh.claims) AS c (claim) JOIN pglock.waiters w ON w.claim = c.claim
+        WHERE w.role = session_user
+        ORDER BY w.ticket
+        FOR UPDATE OF w SKIP LOCKED) t;
+    UPDATE pglock.waiters AS w SET expires_at = clock_timestamp() + w.ttl WHERE w.ticket = ANY (extended);
+
+    moment := clock_timestamp();
+    RETURN QUERY
+    SELECT c.claim,
+           CASE WHEN l.claim = c.claim AND l.role = session_user AND l.expires_at > moment THEN 'granted'
+                WHEN w.ticket = ANY (extended) THEN 'waiting'
+                WHEN w.ticket IS NOT NULL THEN 'busy'
+                ELSE 'gone' END,
+           CASE WHEN l.claim = c.claim AND l.role = session_user THEN l.token END,
+           l.expires_at - moment
+    FROM unnest(refresh.names, refresh.claims) AS c (name, claim)
+    LEFT JOIN pglock.leases l ON l.name = c.name AND l.claim IS NOT NULL
+    LEFT JOIN pglock.waiters w ON w.claim = c.claim AND w.role = session_user;
+END
+$$;
+-- +goose StatementEnd
+
+-- Takes a ticket back, or frees the lease that it was granted meanwhile.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.cancel(name text, claim uuid) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM pglock.check_level('cancel');
+    DELETE FROM pglock.waiters w WHERE w.claim = cancel.claim AND w.role = session_user;
+    IF NOT FOUND THEN
+        PERFORM pglock.release(ARRAY[l.name], ARRAY[l.token], interval '0')
+        FROM pglock.leases l WHERE l.name = cancel.name AND l.claim = cancel.claim;
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock FROM PUBLIC;
+
+-- +goose Down
+DROP FUNCTION pglock.cancel(text, uuid);
+DROP FUNCTION pglock.refresh(text[], uuid[]);
+DROP FUNCTION pglock.enqueue(text, interval, uuid, text, text, jsonb);
+DROP FUNCTION pglock.hand_on(text);

@@ -1,0 +1,178 @@
+package pglock_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pawl-go/pawl/internal/pgtest"
+	"github.com/pawl-go/pawl/pglock"
+)
+
+// waiting waits until so many hold tickets for a name.
+func waiting(t testing.TB, pool *pgxpool.Pool, name string, n int) {
+	t.Helper()
+	until(t, pool, fmt.Sprintf("%d tickets for %q", n, name),
+		`SELECT count(*) = $2 FROM pglock.waiters WHERE name = $1`, name, n)
+}
+
+// Waiters of many clients are granted the lease in the order of their tickets.
+func TestLease_L8_GrantedInTheOrderOfTheTickets(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	audit(t, pool, false)
+	holder := acquire(t, newClient(t, pool), "line", time.Minute)
+	const waiters, clients = 24, 6
+	var cs [clients]*pglock.Client
+	for i := range cs {
+		cs[i] = newClient(t, pool)
+	}
+	got := make(chan int, waiters)
+	var wg sync.WaitGroup
+	for i := range waiters {
+		wg.Go(func() {
+			l, err := cs[i%clients].Acquire(t.Context(), "line", time.Minute)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			got <- i
+			if err := l.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+		waiting(t, pool, "line", i+1)
+	}
+	if err := holder.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	close(got)
+	want := 0
+	for i := range got {
+		if i != want {
+			t.Errorf("waiter %d was granted the lease as number %d", i, want)
+		}
+		want++
+	}
+	if grants, inverted := inversions(t, pool); grants != waiters+1 || inverted != 0 {
+		t.Errorf("%d grants, %d not above the one before", grants, inverted)
+	}
+	waiting(t, pool, "line", 0)
+}
+
+// A try on a free lease for which somebody waits hands it to the head of the
+// queue and loses.
+func TestLease_L2_ATryDoesNotOvertake(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := newClient(t, pool)
+	acquire(t, newClient(t, pool), "queued", time.Hour)
+	granted := make(chan *pglock.Lease)
+	go func() {
+		l, _ := c.Acquire(t.Context(), "queued", time.Hour)
+		granted <- l
+	}()
+	waiting(t, pool, "queued", 1)
+	expire(t, pool, "queued")
+	if l, err := newClient(t, pool).TryAcquire(t.Context(), "queued", time.Hour); err == nil {
+		t.Errorf("a try overtook a waiter, with token %d", l.Token())
+	}
+	if l := <-granted; l == nil || l.Err() != nil {
+		t.Error("the waiter was not granted the lease")
+	}
+}
+
+// Waiters that give up leave no ticket and hold nobody up.
+func TestLease_L28_GivingUpLeavesNothing(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := newClient(t, pool)
+	holder := acquire(t, c, "left", time.Hour)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			if l, err := c.Acquire(ctx, "left", time.Hour); err == nil {
+				t.Errorf("token %d was granted while the lease was held", l.Token())
+			}
+		})
+	}
+	waiting(t, pool, "left", 50)
+	cancel()
+	wg.Wait()
+	waiting(t, pool, "left", 0)
+	if err := holder.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	acquire(t, c, "left", time.Hour)
+}
+
+// BenchmarkHandoff has 16 waiters, each a client with a connection of its own,
+// pass a lease on, and beside it a bare session advisory lock on a connection
+// each. It reports the time from a release to the next grant.
+func BenchmarkHandoff(b *testing.B) {
+	const waiters = 16
+	pool := pgtest.Pool(b)
+	var before, after time.Duration
+	b.Run("advisory", func(b *testing.B) {
+		g := newGaps(b.N)
+		var wg sync.WaitGroup
+		for range waiters {
+			conn := newConn(b, pool)
+			wg.Go(func() {
+				for {
+					if _, err := conn.Exec(context.Background(), `SELECT pg_advisory_lock(1)`); err != nil {
+						b.Error(err)
+						return
+					}
+					more := g.granted()
+					g.released()
+					if _, err := conn.Exec(context.Background(), `SELECT pg_advisory_unlock(1)`); err != nil {
+						b.Error(err)
+						return
+					}
+					if !more {
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		before = g.report(b)
+	})
+	b.Run("lease", func(b *testing.B) {
+		g := newGaps(b.N)
+		var wg sync.WaitGroup
+		for range waiters {
+			c := newClient(b, pool)
+			wg.Go(func() {
+				for {
+					l, err := c.Acquire(context.Background(), "handoff", time.Minute)
+					if err != nil {
+						b.Error(err)
+						return
+					}
+					more := g.granted()
+					g.released()
+					if err := l.Release(context.Background()); err != nil {
+						b.Error(err)
+						return
+					}
+					if !more {
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		after = g.report(b)
+		if before > 0 {
+			b.ReportMetric(float64(after)/float64(before), "p50/advisory")
+		}
+	})
+}
