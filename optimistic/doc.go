@@ -1,0 +1,80 @@
+// Package optimistic writes to rows without locking them first: it compares a
+// version column when it writes, and so notices that somebody else was faster.
+//
+// # Which verb
+//
+//	the version comes from               take
+//	a person, a form, an If-Match        [Table.CompareAndSet], [Table.Delete]: never retry
+//	this program, a moment ago           [Table.Update]: reads, calls your function, retries
+//	nowhere: SET n = n + 1 commutes      no version; the plain UPDATE is several times faster
+//	SQL of your own                      [Exec]
+//	a rule over several rows             [RunInTx], SERIALIZABLE
+//
+// The difference between the first two is who decides. What a person decided,
+// they decided on what they saw: when the row has changed they have to look
+// again. What a function computes it can compute again.
+//
+// Where most writers meet the same row, a lock from the start (pglock.LockRow) is
+// as fast and simpler. Update goes over to one by itself after two conflicts.
+//
+// # What the table needs
+//
+// A key column with a PRIMARY KEY or UNIQUE constraint of its own, and a bigint
+// version column that is never NULL:
+//
+//	CREATE TABLE accounts (
+//		id      bigint PRIMARY KEY,
+//		balance bigint NOT NULL,
+//		version bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+//	);
+//
+// In a table that has rows already the constant comes first, so that it isn't
+// rewritten:
+//
+//	ALTER TABLE accounts ADD COLUMN version bigint NOT NULL DEFAULT 1;
+//	ALTER TABLE accounts ALTER COLUMN version
+//		SET DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+//
+// Versions count up by one with each update. A new row must not begin at a
+// number that an earlier row with its key may have had: otherwise delete and
+// insert bring an old version back to life, and whoever still holds it
+// overwrites a row they never saw (the ABA problem). Insert sees to that by
+// itself, with the database's clock in microseconds; the default above is for
+// everybody else who inserts. What is left is a clock set back, or a failover to
+// a server whose clock is behind, by more than the time between the delete and
+// the insert. The numbers stay below 2^53 until the year 2255, so that a browser
+// can carry them.
+//
+// Every other writer has to count too: an UPDATE that leaves the version alone
+// is one that nobody notices.
+//
+// The version is a column and nothing that the server keeps for itself. xmin
+// looks as if it were free, and changes with a dump and restore.
+//
+// # In a transaction of yours
+//
+// Functions take a pool or a connection, and commit by themselves, or your
+// pgx.Tx, and leave COMMIT to you. There the isolation level decides what a
+// writer who came too late is told:
+//
+//	                     READ COMMITTED       REPEATABLE READ, SERIALIZABLE
+//	CompareAndSet        ErrConflict          ErrRetryOutside if the row changed after the
+//	Delete, Exec                              snapshot, ErrConflict if it had before
+//	Update               retries inside       ErrRetryOutside
+//	tx afterwards        usable               aborted after ErrRetryOutside
+//	the current row is   the newest           the snapshot's
+//
+// ErrRetryOutside means that the whole transaction has to run again, on a new
+// snapshot. [RunInTx] does that.
+//
+// # After an error
+//
+// Any error but ErrUnknownCommit means that nothing was written. That one means
+// that the connection ended between the write and its answer. A context that
+// ends while a statement runs ends the connection too, by pgx's default; with
+// pgconn.CancelRequestContextWatcherHandler in the pool's config the server is
+// asked to stop instead, and mostly says that it did.
+//
+// Not seen is a wait for a synchronous standby that was cancelled on the server:
+// PostgreSQL reports it as success with a warning.
+package optimistic

@@ -1,0 +1,141 @@
+package optimistic_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pawl-go/pawl/optimistic"
+)
+
+// An exampleT is a testing.TB for Examples, which get none.
+type exampleT struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (*exampleT) Name() string              { return "Example" }
+func (*exampleT) Helper()                   {}
+func (*exampleT) Failed() bool              { return false }
+func (*exampleT) Context() context.Context  { return context.Background() }
+func (*exampleT) Error(args ...any)         { log.Print(args...) }
+func (*exampleT) Errorf(f string, a ...any) { log.Printf(f, a...) }
+func (*exampleT) Fatal(args ...any)         { log.Panic(args...) }
+func (*exampleT) Fatalf(f string, a ...any) { log.Panicf(f, a...) }
+func (e *exampleT) Cleanup(f func())        { e.cleanups = append(e.cleanups, f) }
+
+// examplePool is a pool on a database with two accounts, and what ends it.
+func examplePool() (*pgxpool.Pool, func()) {
+	t := &exampleT{}
+	pool := newPool(t, createAccounts)
+	return pool, func() {
+		for i := range t.cleanups {
+			t.cleanups[len(t.cleanups)-1-i]()
+		}
+	}
+}
+
+var errInsufficient = errors.New("insufficient funds")
+
+// The program decides: read, compute, write, and again if somebody was faster.
+func ExampleTable_Update() {
+	ctx := context.Background()
+	pool, done := examplePool()
+	defer done()
+
+	type Account struct {
+		ID      int64
+		Balance int64
+	}
+	accounts := optimistic.NewTable[Account]("accounts")
+
+	withdraw := func(amount int64) func(Account) (Account, error) {
+		return func(a Account) (Account, error) {
+			if a.Balance < amount {
+				return a, errInsufficient
+			}
+			a.Balance -= amount
+			return a, nil
+		}
+	}
+	row, err := accounts.Update(ctx, pool, 1, withdraw(70))
+	fmt.Println(row.Value.Balance, err)
+	_, err = accounts.Update(ctx, pool, 1, withdraw(70))
+	fmt.Println(err)
+	// Output:
+	// 30 <nil>
+	// insufficient funds
+}
+
+// A person decides: two load a form, the second to save is shown what the first
+// one wrote.
+func ExampleTable_CompareAndSet() {
+	ctx := context.Background()
+	pool, done := examplePool()
+	defer done()
+
+	type Account struct {
+		ID      int64
+		Balance int64
+	}
+	accounts := optimistic.NewTable[Account]("accounts")
+
+	form, err := accounts.Get(ctx, pool, 1)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	ann, err := accounts.CompareAndSet(ctx, pool, 1, form.Version, Account{Balance: 150})
+	fmt.Println("Ann saved version", ann.Version, err)
+
+	current, err := accounts.CompareAndSet(ctx, pool, 1, form.Version, Account{Balance: 90})
+	var conflict *optimistic.ConflictError
+	if errors.As(err, &conflict) {
+		fmt.Printf("Bob saw version %d, it is %d by now, with a balance of %d\n",
+			conflict.Expected, conflict.Actual, current.Value.Balance)
+	}
+	// Output:
+	// Ann saved version 2 <nil>
+	// Bob saw version 1, it is 2 by now, with a balance of 150
+}
+
+// SQL of your own, and no row of it passes unnoticed.
+func ExampleExec() {
+	ctx := context.Background()
+	pool, done := examplePool()
+	defer done()
+
+	const set = `UPDATE accounts SET balance = $1, version = version + 1 WHERE id = $2 AND version = $3`
+	fmt.Println(optimistic.Exec(ctx, pool, set, 50, 1, 1))
+	err := optimistic.Exec(ctx, pool, set, 60, 1, 1)
+	fmt.Println(errors.Is(err, optimistic.ErrConflict))
+	// Output:
+	// <nil>
+	// true
+}
+
+// A rule over several rows, which no version of one of them can guard.
+func ExampleRunInTx() {
+	ctx := context.Background()
+	pool, done := examplePool()
+	defer done()
+
+	err := optimistic.RunInTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		var total int64
+		if err := tx.QueryRow(ctx, `SELECT sum(balance) FROM accounts`).Scan(&total); err != nil {
+			return err
+		}
+		if total < 150 {
+			return errInsufficient
+		}
+		_, err := tx.Exec(ctx, `UPDATE accounts SET balance = balance - 150, version = version + 1 WHERE id = 2`)
+		return err
+	})
+	fmt.Println(err)
+	// Output: <nil>
+}
