@@ -152,20 +152,12 @@ func (c config) arguments() []string {
 	return args
 }
 
-// end signals the server and waits for its end.
+// end signals the server, if it runs, and waits for its end.
 func (s *cluster) end(ctx context.Context, how os.Signal) error {
-	if s.run == nil || !s.run.running() {
+	if s.run == nil {
 		return nil
 	}
-	if err := s.run.cmd.Process.Signal(how); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("signal PostgreSQL: %w", err)
-	}
-	select {
-	case <-s.run.done:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait for PostgreSQL to end after %v: %w", how, ctx.Err())
-	}
+	return s.run.signal(ctx, how)
 }
 
 func (s *cluster) kill(ctx context.Context) error {
@@ -207,12 +199,9 @@ func (s *cluster) restart(ctx context.Context) error {
 func (s *cluster) remove() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Nobody needs the checkpoint of an orderly shutdown.
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	err := s.end(ctx, immediate)
-	if err != nil {
-		err = s.end(context.Background(), os.Kill)
+	var err error
+	if s.run != nil {
+		err = s.run.stop() // nobody needs the checkpoint of an orderly end
 	}
 	return errors.Join(err, s.watchdog.dismiss(), removeAll(s.dir), s.owner.Close())
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/url"
 	"regexp"
 	"strings"
@@ -146,13 +147,37 @@ func databaseName(test string) string {
 // onDatabase is the DSN with another database, whether it is a URL or made of
 // keywords.
 func onDatabase(dsn, name string) (string, error) {
+	return change(dsn, " dbname="+name, func(u *url.URL) { u.Path = "/" + name })
+}
+
+// onHost is the DSN with another address.
+func onHost(dsn, address string) (string, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", err
+	}
+	return change(dsn, " host="+host+" port="+port, func(u *url.URL) { u.Host = address })
+}
+
+// withParam is the DSN with a parameter more.
+func withParam(dsn, name, value string) (string, error) {
+	return change(dsn, " "+name+"="+value, func(u *url.URL) {
+		query := u.Query()
+		query.Set(name, value)
+		u.RawQuery = query.Encode()
+	})
+}
+
+// change edits a DSN that is a URL; of one made of keywords the last of a name
+// counts, so that more is appended to it.
+func change(dsn, keywords string, edit func(*url.URL)) (string, error) {
 	if !strings.Contains(dsn, "://") {
-		return dsn + " dbname=" + name, nil
+		return dsn + keywords, nil
 	}
 	u, err := url.Parse(dsn)
 	if err != nil {
 		return "", err
 	}
-	u.Path = "/" + name
+	edit(u)
 	return u.String(), nil
 }

@@ -91,8 +91,11 @@ func stop() error {
 	left := 0
 	kept.Range(func(any, any) bool { left++; return true })
 	if left > 0 {
-		fmt.Fprintf(os.Stderr, "PGLOCK_PG_KEEP=1: the server still runs, for %d databases of failed tests; stop it by: kill -INT $(head -1 %s/postmaster.pid)\n",
-			left, started.server.DataDir())
+		how := "kill -INT $(head -1 " + started.server.DataDir() + "/postmaster.pid)"
+		if started.server.Kind() == pgserver.Docker {
+			how = "docker stop"
+		}
+		fmt.Fprintf(os.Stderr, "PGLOCK_PG_KEEP=1: the server still runs, for %d databases of failed tests; stop it by: %s\n", left, how)
 		return nil
 	}
 	return started.server.Stop()
