@@ -41,6 +41,7 @@ CREATE TABLE pglock.waiters (
     channel    text NOT NULL,                                -- where its client listens
     holder     text,
     role       name NOT NULL,
+    queued_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at timestamptz NOT NULL,
     ttl        interval NOT NULL,
     metadata   jsonb

@@ -57,7 +57,7 @@ $$;
 -- (a NULL token: nobody yet, but another transaction is creating the name or
 -- has its row; a time left of zero or less: it has expired, likewise). A
 -- repeat with the same claim while its grant lasts is granted the same token
--- again and extends nothing.
+-- again and extends nothing. With whole it takes all of the names or none.
 --   SELECT * FROM pglock.acquire('{accounts/42}', '30 s');
 -- +goose StatementBegin
 CREATE FUNCTION pglock.acquire(
@@ -65,7 +65,8 @@ CREATE FUNCTION pglock.acquire(
     ttl      interval,
     claim    uuid  DEFAULT gen_random_uuid(),
     owner    text  DEFAULT NULL,
-    metadata jsonb DEFAULT NULL
+    metadata jsonb DEFAULT NULL,
+    whole    boolean DEFAULT false
 ) RETURNS TABLE (name text, granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -90,6 +91,9 @@ BEGIN
     END IF;
 
     FOR attempt IN 1..2 LOOP
+        -- One that is held dooms the whole: look before any row is locked.
+        EXIT WHEN acquire.whole AND EXISTS (
+            SELECT FROM pglock.leases l WHERE l.name = ANY (acquire.names) AND l.expires_at > clock_timestamp());
         SELECT array_agg(f.name) INTO free FROM (
             SELECT l.name FROM pglock.leases l
             WHERE l.name = ANY (acquire.names) AND l.expires_at <= clock_timestamp()
@@ -107,6 +111,9 @@ BEGIN
                     free := array_remove(free, lease);
                 END IF;
             END LOOP;
+            IF acquire.whole AND cardinality(free) < cardinality(acquire.names) THEN
+                free := '{}';
+            END IF;
             moment := clock_timestamp();
             RETURN QUERY
             UPDATE pglock.leases AS l
@@ -377,6 +384,6 @@ DROP FUNCTION pglock.lock_within(text, interval);
 DROP FUNCTION pglock.renew(text[], bigint[]);
 DROP FUNCTION pglock.check_pairs(text[], bigint[]);
 DROP FUNCTION pglock.fates(text[], bigint[], timestamptz);
-DROP FUNCTION pglock.acquire(text[], interval, uuid, text, jsonb);
+DROP FUNCTION pglock.acquire(text[], interval, uuid, text, jsonb, boolean);
 DROP FUNCTION pglock.create_names(text[]);
 DROP FUNCTION pglock.check_level(text);

@@ -103,18 +103,21 @@ func checkForeign(ctx context.Context, db *sql.DB) error {
 		WITH inside AS (
 			SELECT classid, objid FROM pg_depend
 			WHERE refclassid = 'pg_namespace'::regclass AND refobjid = to_regnamespace('pglock') AND deptype = 'n'
+			UNION
+			-- rows of a table as a type, which depend on the table and not on the schema
+			SELECT 'pg_type'::regclass, oid FROM pg_type WHERE typnamespace = to_regnamespace('pglock')
 		)
 		-- in the schema, not by a name of ours and not a part of such
 		SELECT pg_describe_object(i.classid, i.objid, 0)
 		FROM inside i, pg_identify_object_as_address(i.classid, i.objid, 0) a
-		WHERE a.object_names[array_upper(a.object_names, 1)] <> ALL ($1::text[])
+		WHERE regexp_replace(a.object_names[array_upper(a.object_names, 1)], '^pglock\.', '') <> ALL ($1::text[])
 		  AND NOT EXISTS (SELECT FROM pg_depend p WHERE p.classid = i.classid AND p.objid = i.objid AND p.deptype IN ('a', 'i'))
 		UNION
 		-- outside, but leaning on something inside
 		SELECT pg_describe_object(d.classid, d.objid, d.objsubid)
 		FROM pg_depend d JOIN inside i ON (d.refclassid, d.refobjid) = (i.classid, i.objid),
 		     pg_identify_object(d.classid, d.objid, d.objsubid) o
-		WHERE d.deptype = 'n' AND o.identity !~ '^(.* (on|for) )?pglock\.'
+		WHERE d.deptype = 'n' AND o.identity !~ '^(.*\m(on|for) )?pglock\.'
 		ORDER BY 1`, names)
 	if err != nil {
 		return err

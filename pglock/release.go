@@ -87,6 +87,11 @@ type answer struct {
 	since    *time.Time
 }
 
+func scanAnswer(rows pgx.Rows) (token Token, a answer, err error) {
+	err = rows.Scan(&token, &a.state, &a.blockers, &a.since)
+	return token, a, err
+}
+
 // release sends one statement, again when its answer was lost, on a context
 // that outlives the caller's.
 func (c *Client) release(ctx context.Context, leases []*Lease, wait time.Duration) (answers map[*Lease]answer, repeated bool, err error) {
@@ -99,13 +104,9 @@ func (c *Client) release(ctx context.Context, leases []*Lease, wait time.Duratio
 	repeated, err = repeat(ctx, func() error {
 		answers = make(map[*Lease]answer, len(leases))
 		_, err := c.calls.call(ctx, func(rows pgx.Rows) error {
-			var token Token
-			var a answer
-			if err := rows.Scan(&token, &a.state, &a.blockers, &a.since); err != nil {
-				return err
-			}
+			token, a, err := scanAnswer(rows)
 			answers[byToken[token]] = a
-			return nil
+			return err
 		}, releaseSQL, names, tokens, wait)
 		return err
 	})
@@ -123,41 +124,50 @@ func columns(leases []*Lease) (names []string, tokens []int64, byToken map[Token
 	return names, tokens, byToken
 }
 
-// settle turns the outcome of a release into what Release returns. before is
-// the cause with which the context had ended when it began: ErrReleased if the
-// lease was held until then.
-func (l *Lease) settle(before error, a answer, repeated bool, err error) error {
-	wasHeld := before == ErrReleased
-	var verdict error
+// outcome turns an answer into an error; repeated says that an answer to the
+// same release was lost before.
+func (l *Lease) outcome(a answer, repeated bool) error {
 	switch {
-	case err != nil:
-		verdict = l.lost(Unreachable, err)
 	case a.state == "released":
+		return nil
 	case a.state == "idle" && repeated:
 		// The release whose answer was lost did it. One by force in the same
 		// moment would read the same, and the lease is free either way.
+		return nil
 	case a.state == "idle":
-		verdict = l.lost(ForceReleased, nil)
+		return l.lost(ForceReleased, nil)
 	case a.state == "expired":
-		verdict = l.lost(Expired, nil)
+		return l.lost(Expired, nil)
 	case a.state == "taken" && repeated:
-		verdict = l.lost(Unreachable, errors.New("the answer to the release was lost, and somebody else has the lease since"))
+		return l.lost(Unreachable, errors.New("the answer to the release was lost, and somebody else has the lease since"))
 	case a.state == "taken":
-		verdict = l.lost(Taken, nil)
+		return l.lost(Taken, nil)
 	case a.state == "blocked":
 		blocked := &BlockedError{What: fmt.Sprintf("release of lease %q", l.name), Pids: a.blockers}
 		if a.since != nil {
 			blocked.Since = *a.since
 		}
-		if wasHeld && l.client.keeper.has(l) {
-			l.open(l.Context())
-			return blocked
-		}
-		verdict = l.lost(Expired, blocked)
-	default:
-		verdict = l.lost(Unreachable, fmt.Errorf("the server answered %q", a.state))
+		return blocked
 	}
-	if !wasHeld && (verdict == nil || err != nil) {
+	return l.lost(Unreachable, fmt.Errorf("the server answered %q", a.state))
+}
+
+// settle turns the outcome of a release into what Release returns. before is
+// the cause with which the context had ended when it began: ErrReleased if the
+// lease was held until then.
+func (l *Lease) settle(before error, a answer, repeated bool, err error) error {
+	verdict := l.outcome(a, repeated)
+	if err != nil {
+		verdict = l.lost(Unreachable, err)
+	}
+	if errors.As(verdict, new(*BlockedError)) {
+		if before == ErrReleased && l.client.keeper.has(l) {
+			l.open(l.Context())
+			return verdict
+		}
+		verdict = l.lost(Expired, verdict)
+	}
+	if before != ErrReleased && (verdict == nil || err != nil) {
 		verdict = before // it was lost for this process before it was freed
 	}
 	l.client.keeper.drop(l)

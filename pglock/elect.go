@@ -1,0 +1,67 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+)
+
+// Elect campaigns for a name and runs fn for as long as it leads: it acquires
+// the lease, waiting in line, and calls fn with a context that ends with the
+// lease. Work is over before the lease is released:
+//
+//   - fn returns while the lease is held: Elect releases it and returns fn's
+//     error, joined with the release's.
+//   - the lease is lost: Elect waits for fn to return and campaigns again, also
+//     while the server can't be reached.
+//   - ctx ends: Elect waits for fn, releases and returns ctx's cause.
+//
+// Bad input, a closed client, a missing schema and a missing grant end it too.
+func (c *Client) Elect(ctx context.Context, name string, ttl time.Duration, fn func(context.Context, *Lease) error) error {
+	if _, err := c.request(ctx, name, ttl, nil); err != nil {
+		return err
+	}
+	for {
+		l, err := c.Acquire(ctx, name, ttl)
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				err = l.Release(ctx)
+			}
+			return context.Cause(ctx)
+		case err == nil:
+			var lost bool
+			if lost, err = c.lead(ctx, l, fn); !lost {
+				return err
+			}
+		case lost(err): // nobody could be asked: try again in a while
+			select {
+			case <-ctx.Done():
+			case <-time.After(ttl/beats/2 + rand.N(ttl/beats)):
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// lead runs fn under the lease and releases it after that, also when fn panics.
+func (c *Client) lead(ctx context.Context, l *Lease, fn func(context.Context, *Lease) error) (lost bool, err error) {
+	defer func() {
+		over := l.Err()
+		released := l.Release(ctx)
+		l.abandon()
+		switch {
+		case ctx.Err() != nil:
+			err = context.Cause(ctx)
+		case errors.Is(over, ErrLost) || errors.Is(released, ErrLost):
+			lost = true
+		default:
+			err = errors.Join(err, released)
+		}
+	}()
+	both, cancel := join(ctx, l.Context())
+	defer cancel()
+	return false, fn(both, l)
+}
