@@ -32,7 +32,7 @@ func TestDown(t *testing.T) {
 func TestDown_LeavesASchemaThatIsNotItsOwn(t *testing.T) {
 	t.Parallel()
 	pool := empty(t)
-	exec(t, pool, "CREATE SCHEMA pglock", "CREATE TABLE pglock.precious (n int)")
+	do(t, pool, "CREATE SCHEMA pglock", "CREATE TABLE pglock.precious (n int)")
 	if err := migrations.Down(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestDown_RefusesWhatIsNotItsOwn(t *testing.T) {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			exec(t, pool, sql)
+			do(t, pool, sql)
 			err := migrations.Down(t.Context(), pool)
 			if want == "" {
 				// What is a part of Pawl's goes with it.
@@ -80,9 +80,6 @@ func TestDown_RefusesWhatIsNotItsOwn(t *testing.T) {
 // the others who then wait behind Down.
 func TestDown_IdleTransaction(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("short: waits for ten seconds")
-	}
 	pool := pgtest.Pool(t)
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
@@ -127,7 +124,7 @@ func TestStockGoose(t *testing.T) {
 	t.Parallel()
 	pool := empty(t)
 	provider := stock(t, pool)
-	exec(t, pool, "CREATE SCHEMA pglock")
+	do(t, pool, "CREATE SCHEMA pglock")
 	if _, err := provider.Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -57,7 +57,7 @@ func look[T any](ctx context.Context, pool *pgxpool.Pool, sql string, args ...an
 	return pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
 }
 
-func exec(t *testing.T, pool *pgxpool.Pool, sql ...string) {
+func do(t *testing.T, pool *pgxpool.Pool, sql ...string) {
 	t.Helper()
 	for _, statement := range sql {
 		if _, err := pool.Exec(t.Context(), statement); err != nil {

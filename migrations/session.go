@@ -23,10 +23,11 @@ const (
 	// lockWait is how long a run waits for another, lockPoll how often it looks.
 	lockWait = 5 * time.Minute
 	lockPoll = 50 * time.Millisecond
-	// lockTimeout is how long a statement waits for a table. Whoever waits to
-	// change a table makes all later users of it wait too.
-	lockTimeout = "10s"
 )
+
+// lockTimeout is how long a statement waits for a table. Whoever waits to
+// change a table makes all later users of it wait too. Tests make it shorter.
+var lockTimeout = 10 * time.Second
 
 // run calls do with a provider on a connection that is this run's alone and is
 // closed at its end, so that whatever happens no lock and no setting gets back
@@ -129,7 +130,7 @@ type sessionLock struct{}
 
 func (sessionLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	// goose records times of day without a zone.
-	if _, err := conn.ExecContext(ctx, "SET lock_timeout = '"+lockTimeout+"'; SET TimeZone = 'UTC'"); err != nil {
+	if _, err := conn.ExecContext(ctx, fmt.Sprintf("SET lock_timeout = %d; SET TimeZone = 'UTC'", lockTimeout.Milliseconds())); err != nil {
 		return err
 	}
 	return pollLock(ctx, func() (locked bool, err error) {
