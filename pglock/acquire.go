@@ -17,6 +17,8 @@ import (
 // the effect of one.
 type request struct {
 	values   context.Context // the caller's, whose values the lease's context has
+	called   time.Time
+	waited   bool // it has drawn a ticket
 	name     string
 	ttl      time.Duration
 	claim    string
@@ -32,7 +34,7 @@ const (
 )
 
 func (c *Client) request(ctx context.Context, name string, ttl time.Duration, opts []LeaseOption) (*request, error) {
-	r := &request{values: ctx, name: name, ttl: ttl, owner: c.owner}
+	r := &request{values: ctx, called: time.Now(), name: name, ttl: ttl, owner: c.owner}
 	for _, opt := range opts {
 		opt(r)
 	}
@@ -150,9 +152,10 @@ func (a bid) held(name string) *HeldError {
 
 // lease makes the handle of a tenure just granted.
 func (c *Client) lease(r *request, token Token, sent time.Time, remaining time.Duration) *Lease {
-	l := &Lease{client: c, name: r.name, token: token, ttl: r.ttl, beat: beat{index: -1}}
+	l := &Lease{client: c, name: r.name, token: token, ttl: r.ttl, acquired: time.Now(), beat: beat{index: -1}}
 	l.open(r.values)
 	c.keeper.add(l, sent, remaining)
+	c.tell(r.values, Acquired{Name: r.name, Token: token, Waited: l.acquired.Sub(r.called)})
 	return l
 }
 

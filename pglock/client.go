@@ -18,8 +18,9 @@ import (
 // configuration of the pool that it was given: code that has taken every
 // connection of that pool starves no renewal.
 type Client struct {
-	config *pgxpool.Config
-	owner  string
+	config   *pgxpool.Config
+	owner    string
+	observer Observer
 
 	// life ends when Close begins; calls in flight end with it.
 	life    context.Context
@@ -63,6 +64,7 @@ func New(pool *pgxpool.Pool, opts ...Option) *Client {
 	c.life, c.endLife = context.WithCancelCause(context.Background())
 	c.calls = &ownPool{client: c, max: callConns}
 	c.keeper = newKeeper(&ownPool{client: c, max: 1})
+	c.keeper.tell = func(e Event) { c.tell(context.Background(), e) }
 	c.listener = newListener(c)
 	return c
 }

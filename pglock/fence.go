@@ -36,10 +36,10 @@ func (l *Lease) Guard(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, `SELECT pglock.guard($1::text, $2::bigint)`, l.name, int64(l.token))
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.Code == codeLost {
-		lost := l.lost(guardCause(pg.Detail), err)
+		cause := guardCause(pg.Detail)
 		l.client.keeper.drop(l)
-		l.stop(lost)
-		return lost
+		l.lose(cause, err)
+		return l.lost(cause, err)
 	}
 	if err != nil {
 		return fmt.Errorf("guard lease %q: %w", l.name, explain(err))

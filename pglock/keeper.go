@@ -20,6 +20,7 @@ import (
 // renewed by the same few statements.
 type keeper struct {
 	renew func(context.Context, []kept) (sent time.Time, answers map[kept]renewal, err error)
+	tell  func(Event)
 	close func()
 	start time.Time
 
@@ -66,7 +67,7 @@ func margin(remaining time.Duration) time.Duration {
 }
 
 func newKeeper(pool *ownPool) *keeper {
-	k := &keeper{start: time.Now(), wake: make(chan struct{}, 1), close: pool.close}
+	k := &keeper{start: time.Now(), wake: make(chan struct{}, 1), tell: func(Event) {}, close: pool.close}
 	k.renew = pool.renew
 	k.quit, k.stopRun = context.WithCancel(context.Background())
 	return k

@@ -20,6 +20,7 @@ type Lease struct {
 	token  Token
 	ttl    time.Duration
 
+	acquired time.Time
 	deadline atomic.Int64 // by the keeper's clock
 	beat     beat         // the keeper's own
 
@@ -90,7 +91,19 @@ func (l *Lease) stop(cause error) error {
 
 // lose ends the tenure for this process.
 func (l *Lease) lose(cause Cause, err error) {
-	l.stop(l.lost(cause, err))
+	if lost := l.lost(cause, err); l.stop(lost) == lost {
+		l.tellEnd(lost)
+	}
+}
+
+// tellEnd tells the observer how the tenure ended: lost, or released.
+func (l *Lease) tellEnd(lost *LostError) {
+	held := time.Since(l.acquired)
+	if lost != nil {
+		l.client.tell(l.Context(), Lost{Name: l.name, Token: l.token, Held: held, Err: lost})
+	} else {
+		l.client.tell(l.Context(), Released{Name: l.name, Token: l.token, Held: held})
+	}
 }
 
 func (l *Lease) lost(cause Cause, err error) *LostError {

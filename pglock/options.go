@@ -15,6 +15,12 @@ func WithOwner(owner string) Option {
 	return func(c *Client) { c.owner = owner }
 }
 
+// WithObserver sets who is told what happens to the client's leases. The
+// default is nobody.
+func WithObserver(observer Observer) Option {
+	return func(c *Client) { c.observer = observer }
+}
+
 func defaultOwner() string {
 	host, err := os.Hostname()
 	if err != nil {

@@ -49,6 +49,9 @@ func (c *Client) queueUp(ctx context.Context, r *request) (*Lease, error) {
 	for {
 		l, held, err := c.line(ctx, r)
 		if l != nil || err != nil {
+			if r.waited {
+				c.tell(r.values, Waited{Name: r.name, Waited: time.Since(r.called), Err: err})
+			}
 			return l, err
 		}
 		if held != nil { // another transaction has had the row all the time
@@ -85,6 +88,7 @@ func (c *Client) line(ctx context.Context, r *request) (*Lease, *HeldError, erro
 	}
 	c.keeper.watch(t, a.sent, a.remaining)
 	defer c.keeper.drop(t)
+	r.waited = true
 	select {
 	case g := <-t.granted:
 		if g.gone {
@@ -206,6 +210,8 @@ func (l *listener) run() {
 		hears := err == nil
 		if hears {
 			pause = 10 * time.Millisecond
+		} else if !keeper.deaf.Load() && l.quit.Err() == nil {
+			l.client.tell(l.quit, Fallback{Err: err})
 		}
 		keeper.deaf.Store(!hears)
 		select {
@@ -218,8 +224,11 @@ func (l *listener) run() {
 		}
 		if hears {
 			keeper.lookAgain()
-			l.hear(conn)
+			err = l.hear(conn)
 			closeConn(conn)
+			if l.quit.Err() == nil {
+				l.client.tell(l.quit, Fallback{Err: err})
+			}
 			keeper.deaf.Store(true)
 			keeper.lookAgain()
 		}
@@ -264,22 +273,22 @@ func (l *listener) subscribe() (*pgx.Conn, error) {
 // hear passes on what comes until the connection is lost. A notification is a
 // hint that anybody may send: only one that names a claim counts, which no
 // other client knows.
-func (l *listener) hear(conn *pgx.Conn) {
-	for l.quit.Err() == nil {
+func (l *listener) hear(conn *pgx.Conn) error {
+	for {
 		ctx, cancel := context.WithTimeout(l.quit, listenBound)
 		n, err := conn.WaitForNotification(ctx)
 		cancel()
 		switch {
 		case err == nil:
 			l.pass(n.Payload)
-		case conn.IsClosed():
-			return
-		case l.quit.Err() == nil: // silent for a while: is it alive?
+		case conn.IsClosed() || l.quit.Err() != nil:
+			return err
+		default: // silent for a while: is it alive?
 			ctx, cancel := context.WithTimeout(l.quit, listenBound)
 			err := conn.Ping(ctx)
 			cancel()
 			if err != nil {
-				return
+				return err
 			}
 		}
 	}

@@ -172,6 +172,10 @@ func (l *Lease) settle(before error, a answer, repeated bool, err error) error {
 	}
 	l.client.keeper.drop(l)
 	l.settled, l.verdict = true, verdict
+	if before == ErrReleased { // else its loss was told before
+		lost, _ := errors.AsType[*LostError](verdict)
+		l.tellEnd(lost)
+	}
 	return verdict
 }
 
@@ -179,9 +183,12 @@ func (l *Lease) settle(before error, a answer, repeated bool, err error) error {
 func (l *Lease) abandon() {
 	l.turn.Lock()
 	defer l.turn.Unlock()
-	if !l.settled {
-		l.stop(ErrReleased)
-		l.client.keeper.drop(l)
-		l.settled = true
+	if l.settled {
+		return
+	}
+	l.client.keeper.drop(l)
+	l.settled = true
+	if l.stop(ErrReleased) == ErrReleased {
+		l.tellEnd(nil)
 	}
 }

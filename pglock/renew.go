@@ -55,18 +55,25 @@ func (p *ownPool) renew(ctx context.Context, batch []kept) (sent time.Time, answ
 // another within the shortest TTL.
 func (k *keeper) send(batch []kept) {
 	shortest := time.Duration(never)
+	var told Renewed
 	for _, one := range batch {
 		switch one := one.(type) {
 		case *Lease:
 			shortest = min(shortest, one.ttl)
+			told.Leases++
 		case *ticket:
 			shortest = min(shortest, one.request.ttl)
+			told.Tickets++
 		}
 	}
 	ctx, cancel := context.WithTimeout(k.quit, min(max(shortest/(beats+1), 25*time.Millisecond), 5*time.Second))
 	sent, answers, err := k.renew(ctx, batch)
 	cancel()
 	k.answered(batch, sent, answers, err)
+	if told.Err = err; !sent.IsZero() {
+		told.Took = time.Since(sent)
+	}
+	k.tell(told)
 }
 
 // answered takes in what became of a batch.
