@@ -114,6 +114,9 @@ func greet(ctx context.Context, conn *pgx.Conn) error {
 	if level != "read committed" && level != "read uncommitted" {
 		conn.PgConn().CustomData()[otherLevel] = true
 	}
+	if _, err := conn.Exec(ctx, `SELECT pglock.check_epoch()`); err != nil {
+		return explain(err)
+	}
 	return nil
 }
 
