@@ -156,28 +156,32 @@ type querier interface {
 	QueryContext(ctx context.Context, sql string, args ...any) (*sql.Rows, error)
 }
 
+// pollLock tries until it has the lock. It looks now and then who holds it, and
+// not when it gives up: its last statement may have ended with the context, and
+// the connection with it.
 func pollLock(ctx context.Context, try func() (bool, error), db querier) error {
 	bounded, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
-	for {
+	holder := "a session not looked for yet"
+	for n := 0; ; n++ {
 		locked, err := try()
-		if err != nil {
-			return fmt.Errorf("lock migrations: %w", err)
-		}
 		if locked {
 			return nil
 		}
+		if err == nil && n%20 == 0 {
+			var found string
+			found, err = sessions(ctx, db, `locktype = 'advisory' AND objsubid = 1
+				AND (classid::bigint << 32) | objid::bigint = $1`, lockKey)
+			if err == nil {
+				holder = found
+			}
+		}
+		if err != nil && bounded.Err() == nil {
+			return fmt.Errorf("lock migrations: %w", err)
+		}
 		select {
 		case <-bounded.Done():
-			err := fmt.Errorf("wait for another run of migrations: %w", context.Cause(bounded))
-			look, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-			defer cancel()
-			holders, lookErr := sessions(look, db, `locktype = 'advisory' AND objsubid = 1
-				AND (classid::bigint << 32) | objid::bigint = $1`, lockKey)
-			if lookErr != nil {
-				return errors.Join(err, lookErr)
-			}
-			return fmt.Errorf("%w: at work is %s", err, holders)
+			return fmt.Errorf("wait for another run of migrations, that of %s: %w", holder, bounded.Err())
 		case <-time.After(lockPoll):
 		}
 	}

@@ -191,7 +191,7 @@ func TestUp_M01_WaitersLetAnIndexBeBuilt(t *testing.T) {
 			waited := make(chan error, 3)
 			for range cap(waited) {
 				// Their sessions are told apart by the name of the program.
-				waiter := pgtest.PoolOn(t, dsn+"&application_name=waiter")
+				waiter := pgtest.PoolOn(t, pgtest.With(t, dsn, "application_name", "waiter"))
 				go func() { waited <- test.wait(ctx, waiter) }()
 			}
 			until(t, pool, `SELECT count(*) = 3 FROM pg_stat_activity
@@ -265,7 +265,8 @@ func TestUp_M06_TakesTheLock(t *testing.T) {
 // The version table, and before it the schema, are made under the lock too.
 func TestUp_M06_MakesNothingBeforeItHasTheLock(t *testing.T) {
 	t.Parallel()
-	pool := empty(t)
+	dsn := pgtest.EmptyDSN(t)
+	pool, waiter := pgtest.PoolOn(t, dsn), pgtest.PoolOn(t, pgtest.With(t, dsn, "application_name", "waiter"))
 	conn, err := pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -274,10 +275,17 @@ func TestUp_M06_MakesNothingBeforeItHasTheLock(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), "SELECT pg_advisory_lock($1)", migrations.LockKey); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	err = migrations.Up(ctx, pool)
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "at work is pid") {
+	up := make(chan error)
+	go func() { up <- migrations.Up(ctx, waiter) }()
+	// When it tries again it has looked who holds the lock.
+	for _, query := range []string{"%FROM pg_locks%", "%pg_try_advisory_lock%"} {
+		until(t, pool, `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND application_name = 'waiter' AND query LIKE $1)`, query)
+	}
+	cancel()
+	if err := <-up; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "that of pid") {
 		t.Errorf("while another holds the lock: %v", err)
 	}
 	if hasSchema(t, pool) {

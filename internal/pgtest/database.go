@@ -159,13 +159,18 @@ func onHost(dsn, address string) (string, error) {
 	return change(dsn, " host="+host+" port="+port, func(u *url.URL) { u.Host = address })
 }
 
-// withParam is the DSN with a parameter more.
-func withParam(dsn, name, value string) (string, error) {
-	return change(dsn, " "+name+"="+value, func(u *url.URL) {
+// With is the DSN with a parameter more, application_name for example.
+func With(t testing.TB, dsn, name, value string) string {
+	t.Helper()
+	changed, err := change(dsn, " "+name+"="+value, func(u *url.URL) {
 		query := u.Query()
 		query.Set(name, value)
 		u.RawQuery = query.Encode()
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return changed
 }
 
 // change edits a DSN that is a URL; of one made of keywords the last of a name

@@ -90,10 +90,7 @@ func PgBouncer(t testing.TB, dsn string, settings ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	through, err = withParam(through, "default_query_exec_mode", "exec")
-	if err != nil {
-		t.Fatal(err)
-	}
+	through = With(t, through, "default_query_exec_mode", "exec")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for {
