@@ -4,18 +4,18 @@
 // # Which verb
 //
 //	the version comes from               take
-//	a person, a form, an If-Match        [Table.CompareAndSet], [Table.Delete]: never retry
-//	this program, a moment ago           [Table.Update]: reads, calls your function, retries
-//	nowhere: SET n = n + 1 commutes      no version; the plain UPDATE is several times faster
-//	SQL of your own                      [Exec]
-//	a rule over several rows             [RunInTx], SERIALIZABLE
+//	a person, a form, an If-Match        Table.CompareAndSet, Table.Delete: never retry
+//	this program, a moment ago           Table.Update: reads, calls your function, retries
+//	SQL of your own                      Exec: makes sure that it changed one row
+//	nowhere: SET n = n + 1 commutes      the plain UPDATE, which needs no version
+//	nowhere: a rule over several rows    RunInTx: runs the whole transaction again
 //
 // The difference between the first two is who decides. What a person decided,
 // they decided on what they saw: when the row has changed they have to look
 // again. What a function computes it can compute again.
 //
 // Where most writers meet the same row, a lock from the start (pglock.LockRow) is
-// as fast and simpler. Update goes over to one by itself after two conflicts.
+// simpler. Update goes over to one by itself after two conflicts.
 //
 // # What the table needs
 //
@@ -69,7 +69,9 @@
 //
 // # After an error
 //
-// Any error but ErrUnknownCommit means that nothing was written. That one means
+// Any error but ErrUnknownCommit means that nothing was written, unless its text
+// says otherwise: a key that isn't unique, and a trigger that undoes the
+// increment, are noticed only in what a write returns. ErrUnknownCommit means
 // that the connection ended between the write and its answer. A context that
 // ends while a statement runs ends the connection too, by pgx's default; with
 // pgconn.CancelRequestContextWatcherHandler in the pool's config the server is

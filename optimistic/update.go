@@ -54,7 +54,7 @@ func (t *Table[T]) Update(ctx context.Context, db DB, key any, fn func(T) (T, er
 	if fn == nil {
 		return Versioned[T]{}, fmt.Errorf("optimistic: update %s: fn is nil", t.name)
 	}
-	u := &updater[T]{Table: t, key: key, fn: fn}
+	u := &updater[T]{Table: t, key: key, fn: fn, joined: joined(db)}
 	var last error
 	n := 0
 	for n < updateAttempts {
@@ -70,7 +70,7 @@ func (t *Table[T]) Update(ctx context.Context, db DB, key any, fn func(T) (T, er
 		if stop, ok := err.(*fnError); ok {
 			return Versioned[T]{}, stop.err
 		}
-		if !again(err, locked, joined(db)) {
+		if !again(err, locked, u.joined) {
 			return Versioned[T]{}, t.fail(verb, db, key, err)
 		}
 		last = err
@@ -110,9 +110,10 @@ func (e *fnError) Error() string { return e.err.Error() }
 // An updater is one call of Update.
 type updater[T any] struct {
 	*Table[T]
-	key  any
-	fn   func(T) (T, error)
-	lost *ConflictError // of an earlier attempt
+	key    any
+	fn     func(T) (T, error)
+	joined bool           // the transaction is the caller's
+	lost   *ConflictError // of an earlier attempt
 }
 
 // giveUp words the end of the attempts. Whatever the last of them met, what the
@@ -204,15 +205,14 @@ func (u *updater[T]) lookLocked(ctx context.Context, db DB) (*row[T], error) {
 		return nil, err
 	}
 	r, err := u.look(ctx, db, u.lockSQL, u.key)
-	if err != nil {
-		return nil, err
+	if err == nil && u.joined {
+		// A savepoint that is released keeps its settings.
+		_, err = lockTimeout(ctx, db, `SELECT '', set_config('lock_timeout', $1, true)`, was)
 	}
-	_, err = lockTimeout(ctx, db, `SELECT '', set_config('lock_timeout', $1, true)`, was)
 	return r, err
 }
 
-// lockTimeout sets lock_timeout for the transaction and returns what it was. It
-// is set back after the read: a savepoint that is released keeps its settings.
+// lockTimeout sets lock_timeout for the transaction and returns what it was.
 func lockTimeout(ctx context.Context, db DB, sql string, arg any) (was string, err error) {
 	rows, err := db.Query(ctx, sql, arg)
 	if err != nil {
