@@ -15,7 +15,7 @@ import (
 
 // minSchema is the lowest version of the schema that has the functions this
 // package calls.
-const minSchema = 6
+const minSchema = 7
 
 // ownPool is a small pool of the client's, made at its first use from the
 // caller's configuration. The caller's hooks for taking and returning

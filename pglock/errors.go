@@ -20,8 +20,13 @@ var (
 	ErrLost = errors.New("pglock: lost")
 
 	// ErrFenced says that the resource has accepted a higher token, so that the
-	// write comes too late. Returned by Fence; the transaction is aborted.
+	// write comes too late. Returned by Fence, Explain and InTx; the transaction is
+	// aborted.
 	ErrFenced = errors.New("pglock: fenced")
+
+	// ErrUnpresented says that a protected table was written to without a lease
+	// that it accepts. Returned by Explain and InTx.
+	ErrUnpresented = errors.New("pglock: the table is protected, and no lease that it accepts was presented")
 
 	// ErrNotFound says that the query found no row to lock. Returned by
 	// LockRow; it matches pgx.ErrNoRows too.
