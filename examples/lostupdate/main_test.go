@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 func demo(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, err bytes.Buffer
-	args = append([]string{"-workers=4", "-ops=10", "-think=2ms", "-ttl=1s"}, args...)
+	args = append([]string{"-workers=4", "-ops=10", "-think=5ms", "-ttl=1s"}, args...)
 	code = run(t.Context(), args, &out, &err)
 	return code, out.String(), err.String()
 }

@@ -72,14 +72,14 @@ func (r *textReport) tally(t tally) {
 	if !r.headed {
 		r.headed = true
 		r.print(r.stdout, "%d workers × %d withdrawals of 1, each with %v between reading and writing\n", o.workers, o.ops, o.think)
-		r.print(r.stdout, "%s", r.paint(bold, fmt.Sprintf("%-10s  %*s  %*s  %*s  %-16s  %8s",
+		r.print(r.stdout, "%s", r.paint(bold, fmt.Sprintf("%-10s  %*s  %*s  %*s  %-18s  %8s",
 			"strategy", expected, "expected", actual, "actual", missing, "lost", "retries or waits", "time")))
 	}
 	colour := green
 	if t.Lost != 0 {
 		colour = red
 	}
-	r.print(r.stdout, "%-10s  %*d  %*d  %s  %-16s  %6.2f s", t.Strategy, expected, t.Expected, actual, t.Actual,
+	r.print(r.stdout, "%-10s  %*d  %*d  %s  %-18s  %6.2f s", t.Strategy, expected, t.Expected, actual, t.Actual,
 		r.paint(colour, fmt.Sprintf("%*d", missing, t.Lost)), effort(t),
 		float64(t.ElapsedMS)/1000)
 }
@@ -88,16 +88,21 @@ func (r *textReport) tally(t tally) {
 func effort(t tally) string {
 	switch {
 	case t.waits && t.Retries > 0:
-		return fmt.Sprintf("%s, %d again", ms(t.wait), t.Retries)
+		return fmt.Sprintf("%s, %d again", mean(t.wait), t.Retries)
 	case t.waits:
-		return "waits of " + ms(t.wait)
+		return "waits of " + mean(t.wait)
 	case t.Strategy == none:
 		return "–"
 	}
 	return fmt.Sprintf("%d retries", t.Retries)
 }
 
-func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond)) }
+func mean(d time.Duration) string {
+	if d < time.Second {
+		return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
+	}
+	return fmt.Sprintf("%.1f s", d.Seconds())
+}
 
 func (r *textReport) beginTale(t tale) {
 	with := "with a fence"

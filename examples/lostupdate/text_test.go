@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/pawl-go/pawl/internal/pgtest"
@@ -23,9 +24,9 @@ func TestPlainText(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		`^4 workers × 10 withdrawals of 1, each with 2ms between`,
-		`^strategy    expected  actual  lost  retries or waits      time$`,
-		`^none             960     9\d\d  [ \d]{3}\d  –                   \d+\.\d\d s$`,
+		`^4 workers × 10 withdrawals of 1, each with 5ms between`,
+		`^strategy    expected  actual  lost  retries or waits        time$`,
+		`^none             960     9\d\d  [ \d]{3}\d  – +\d+\.\d\d s$`,
 		`^row              960     960     0  waits of [\d.]+ ms +\d+\.\d\d s$`,
 		`^lease            960     960     0  waits of [\d.]+ ms +\d+\.\d\d s$`,
 		`^optimistic       960     960     0  \d+ retries +\d+\.\d\d s$`,
@@ -46,11 +47,20 @@ func TestPlainText(t *testing.T) {
 // Colour changes nothing but the colour: columns stay where they are.
 func TestColour(t *testing.T) {
 	t.Parallel()
+	width := 0
 	print := func(colour bool) string {
 		var out bytes.Buffer
 		r := &textReport{stdout: &out, colour: colour, options: options{workers: 1500, ops: 10}}
 		r.tally(tally{Strategy: none, Expected: 0, Actual: 14_999, Lost: 14_999})
-		r.tally(tally{Strategy: "lease", waits: true, Retries: 2})
+		r.tally(tally{Strategy: "lease", waits: true, wait: 999900 * time.Microsecond, Retries: 64})
+		r.tally(tally{Strategy: "row", waits: true, wait: 99 * time.Second, ElapsedMS: 999_990})
+		table := strings.Split(strings.TrimSpace(out.String()), "\n")[2:]
+		for i, row := range table {
+			if n := utf8.RuneCountInString(row); !colour && i > 0 && n != width {
+				t.Errorf("%q is %d columns wide, the one above it %d", row, n, width)
+			}
+			width = utf8.RuneCountInString(row)
+		}
 		tale := tale{Story: fenced, Balance: 900, Expected: 700}
 		r.beginTale(tale)
 		for _, k := range []kind{granted, accepted, refused, expired} {
