@@ -2,10 +2,10 @@
 // leases whose tokens the data itself can check.
 //
 // What lives in your transaction is a function that takes your transaction:
-// [LockRow], [LockTx], [Fence]. What outlives one is a method on [Client] that
-// returns a handle to release: [Client.Lock], [Client.Acquire]. Leases and Fence
-// need the schema pglock, which the package migrations applies; row locks and
-// advisory locks need nothing.
+// [LockRow], [LockTx], [Fence], [Present]. What outlives one is a method on
+// [Client] that returns a handle to release: [Client.Lock], [Client.Acquire].
+// Leases and fences need the schema pglock, which the package migrations applies;
+// row locks and advisory locks need nothing.
 //
 // # Which lock do I need?
 //
@@ -90,7 +90,7 @@
 // in vain. Neither is proof: the next pause can begin right after, and a clock
 // that stands still while the machine is suspended knows nothing of it.
 //
-// # Guard, InTx, Fence
+// # Guard, InTx, Present, Fence
 //
 // [Lease.Guard] is the proof. It asks in your transaction whether name, token and
 // tenure still stand, and keeps the row locked so that nobody can be granted the
@@ -99,10 +99,11 @@
 // At READ COMMITTED an expired lease is lost; at REPEATABLE READ and above one
 // that expired and that nobody took passes, and one that ended since the
 // snapshot is SQLSTATE 40001: run the transaction again. [Lease.InTx] begins,
-// guards, runs your function and commits.
+// guards and presents, runs your function and commits.
 //
 // While a guarded transaction is open, Release waits for it, for 5 s or the time
-// left, and then says so with a [BlockedError]; the lease is still held.
+// left, whichever is less, and then says so with a [BlockedError]; the lease is
+// still held.
 //
 // [Fence] is for tokens of locks that live elsewhere: etcd's revisions,
 // ZooKeeper's zxids, any positive number that only goes up. It remembers the
@@ -111,12 +112,22 @@
 // successor's Fence. Call either before the first read that the write depends on,
 // so that what others wrote before is in what you read.
 //
-// Both bound the pause too. They lower idle_in_transaction_session_timeout for
-// the transaction to the lease's TTL, Fence to 30 s, unless SetHoldTimeout was
+// All of them bound the pause too. They lower idle_in_transaction_session_timeout
+// for the transaction to the lease's TTL, Fence to 30 s, unless SetHoldTimeout was
 // called before: a writer that is paused inside its transaction is cut off, those
 // who wait go on, and its late COMMIT fails.
 //
-// A write that asks neither is not checked.
+// A write that asks none of them is not checked, unless its table is protected:
+//
+//	SELECT pglock.protect('accounts', 'accounts/%')
+//
+// Such a table refuses every INSERT, UPDATE, DELETE and TRUNCATE of a transaction
+// that has not presented a lease whose name is LIKE the pattern, and looks at the
+// lease itself with each statement. InTx presents its lease; [Present] is Guard
+// that does so in a transaction of yours; [Explain] turns the refusal into an
+// error of this package. The table is tied to names, not each row to its lease,
+// and the table's owner, a superuser and session_replication_role = replica can
+// get around it.
 //
 // # Failover
 //
@@ -130,9 +141,10 @@
 // (PostgreSQL manual, Continuous Archiving, Timelines). Each grant compares it with
 // the one that tokens were last drawn on; where it differs, tokens go on from the
 // seconds since 2020 times 2^22, above what the lost branch can have granted. Only
-// there do tokens lean on the clock, and they never go below the last one. What
-// shows no new timeline, such as a snapshot of the disk put back, can repeat
-// tokens: call
+// there do tokens lean on the clock, and they never go below the last one. A new
+// connection also compares the cluster's system identifier, which is another where
+// a dump was restored. What shows neither, such as a snapshot of the disk put
+// back, can repeat tokens: call
 //
 //	SELECT pglock.new_epoch()
 //
@@ -152,7 +164,7 @@
 //     functions.
 //   - Anything against code that doesn't ask, or that lies: leases and advisory
 //     locks bind those who take them, and Fence believes the token it is given.
-//   - Order between different names.
+//   - Any order between the grants of different names.
 //   - Deadlock detection among leases, and among locks of [Client.Lock], which
 //     have a connection each: two processes that each hold what the other waits
 //     for wait until a context ends. [Client.AcquireAll] takes several leases in

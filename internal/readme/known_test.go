@@ -1,6 +1,7 @@
 package readme
 
 import (
+	"errors"
 	"go/ast"
 	"go/doc"
 	"go/parser"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/pawl-go/pawl/migrations"
@@ -26,31 +28,37 @@ type known struct {
 
 func learn(t testing.TB) known {
 	t.Helper()
-	k := known{map[string][]string{}, map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}}
-	for _, folder := range []string{"pglock", "optimistic", "migrations", "internal/readme"} {
-		k.learnPackage(t, folder)
+	k, err := learned()
+	if err != nil {
+		t.Fatal(err)
 	}
-	k.learnSchema(t)
-	k.learnTestsAndVariables(t)
 	return k
 }
 
-func (k known) learnPackage(t testing.TB, folder string) {
-	t.Helper()
+var learned = sync.OnceValues(func() (known, error) {
+	k := known{map[string][]string{}, map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}}
+	var errs []error
+	for _, folder := range []string{"pglock", "optimistic", "migrations", "internal/readme"} {
+		errs = append(errs, k.learnPackage(folder))
+	}
+	return k, errors.Join(append(errs, k.learnSchema(), k.learnTestsAndVariables())...)
+})
+
+func (k known) learnPackage(folder string) error {
 	paths, err := filepath.Glob(filepath.Join(root, folder, "*.go"))
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	files := token.NewFileSet()
 	var code []*ast.File
 	for _, path := range paths {
 		source, err := os.ReadFile(path)
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 		file, err := parser.ParseFile(files, path, source, parser.ParseComments)
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 		if !strings.HasSuffix(path, "_test.go") {
 			code = append(code, file)
@@ -64,11 +72,11 @@ func (k known) learnPackage(t testing.TB, folder string) {
 		}
 	}
 	if len(code) == 0 {
-		return
+		return nil
 	}
 	pkg, err := doc.NewFromFiles(files, code, "x/"+folder)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	k.learnValues(pkg.Name, pkg.Consts)
 	k.learnValues(pkg.Name, pkg.Vars)
@@ -89,6 +97,7 @@ func (k known) learnPackage(t testing.TB, folder string) {
 			}
 		}
 	}
+	return nil
 }
 
 func (k known) learnValues(prefix string, values []*doc.Value) {
@@ -105,12 +114,11 @@ func (k known) learnFuncs(prefix string, funcs []*doc.Func) {
 	}
 }
 
-var created = regexp.MustCompile(`(?m)^CREATE (?:FUNCTION|TABLE) (pglock\.\w+)`)
+var created = regexp.MustCompile(`(?m)^CREATE (?:FUNCTION|TABLE|VIEW) (pglock\.\w+)`)
 
-func (k known) learnSchema(t testing.TB) {
-	t.Helper()
+func (k known) learnSchema() error {
 	k.objects["pglock.goose_db_version"] = true
-	err := fs.WalkDir(migrations.FS, ".", func(path string, _ fs.DirEntry, err error) error {
+	return fs.WalkDir(migrations.FS, ".", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, ".sql") {
 			return err
 		}
@@ -120,9 +128,6 @@ func (k known) learnSchema(t testing.TB) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 var (
@@ -130,9 +135,8 @@ var (
 	read     = regexp.MustCompile(`os\.Getenv\("(PGLOCK_\w+)"\)`)
 )
 
-func (k known) learnTestsAndVariables(t testing.TB) {
-	t.Helper()
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+func (k known) learnTestsAndVariables() error {
+	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
 			return err
 		}
@@ -148,9 +152,6 @@ func (k known) learnTestsAndVariables(t testing.TB) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 var docLink = regexp.MustCompile(`\[\*?([A-Z]\w*(?:\.[A-Z]\w*)?)\]`)

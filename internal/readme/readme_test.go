@@ -80,9 +80,9 @@ var (
 	// A name of one of the packages, or of the schema, with a method or a field.
 	qualified = regexp.MustCompile(`\b(pglock|optimistic|migrations)\.([A-Za-z_]\w*)(\.[A-Z]\w*)?`)
 	method    = regexp.MustCompile("^`([A-Z]\\w*\\.[A-Z]\\w*)(\\(.*\\))?`$")
-	testName  = regexp.MustCompile(`\bTest[A-Z]\w*`)
-	variable  = regexp.MustCompile(`\bPGLOCK_[A-Z_]*[A-Z]`)
-	folder    = regexp.MustCompile(`\./\w[\w/]*`)
+	testName  = regexp.MustCompile(`Test[A-Z]\w*`)
+	variable  = regexp.MustCompile(`PGLOCK_[A-Z_]*[A-Z]`)
+	folder    = regexp.MustCompile(`(?:^|\s)\./(\w[\w/]*)`)
 )
 
 // faults says what in a README is not so.
@@ -95,8 +95,8 @@ func faults(readme string, k known) (faults []string) {
 				fault("line %d: %v", b.line, err)
 			}
 		}
-		for _, path := range folder.FindAllString(b.String(), -1) {
-			if _, err := os.Stat(filepath.Join(root, path)); err != nil {
+		for _, m := range folder.FindAllStringSubmatch(b.String(), -1) {
+			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
 				fault("line %d: %v", b.line, err)
 			}
 		}
@@ -199,13 +199,17 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// Each fault of a kind that TestReadme looks for is found in a README that is
+// Each kind of fault that TestReadme looks for is found in a short README that is
 // right but for that.
 func TestReadme_Doctored(t *testing.T) {
 	t.Parallel()
-	readme, k := text(t), learn(t)
+	k := learn(t)
 	first := marked(t, "from ExampleLockRow")
 	row, from := first.String(), "<!-- from ExampleLockRow -->"
+	readme := "# Pawl\n\nTake `pglock.LockRow`.\n\n" + from + "\n```go\n" + row + "\n```\n"
+	if found := faults(readme, k); len(found) > 0 {
+		t.Fatalf("found %q before it was doctored", found)
+	}
 	for name, tt := range map[string]struct{ old, new, want string }{
 		"other code":       {row, strings.Replace(row, "10", "11", 1), "are not in the body"},
 		"a line less":      {row, strings.Join(slices.Delete(slices.Clone(first.lines), 1, 2), "\n"), "ExampleLockRow"},
