@@ -38,7 +38,8 @@ func (p *ownPool) open() (*pgxpool.Pool, error) {
 	if p.pool == nil {
 		config := p.client.config.Copy()
 		config.MaxConns, config.MinConns, config.MinIdleConns = p.max, 0, 0
-		config.BeforeAcquire, config.PrepareConn, config.AfterRelease, config.BeforeClose = nil, nil, nil, nil
+		config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { return true, nil }
+		config.AfterRelease, config.BeforeClose = nil, nil
 		// Every call may be repeated, so that a stale connection costs a second
 		// try; a ping before each would cost a round trip.
 		config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }

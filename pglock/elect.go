@@ -27,7 +27,7 @@ func (c *Client) Elect(ctx context.Context, name string, ttl time.Duration, fn f
 		switch {
 		case ctx.Err() != nil:
 			if err == nil {
-				err = l.Release(ctx)
+				_ = l.Release(ctx) // or it ends with its TTL
 			}
 			return context.Cause(ctx)
 		case err == nil:

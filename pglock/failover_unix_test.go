@@ -1,3 +1,5 @@
+//go:build unix
+
 package pglock_test
 
 import (
