@@ -96,7 +96,9 @@ func explain(err error) error {
 		if strings.Contains(pg.Message, "schema pglock") {
 			return fmt.Errorf("pglock: the role may not use the schema: GRANT USAGE ON SCHEMA pglock TO its name: %w", err)
 		}
-		return fmt.Errorf("pglock: the role may not call the function: GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock TO its name: %w", err)
+		if name, is := strings.CutPrefix(pg.Message, "permission denied for function "); is {
+			return fmt.Errorf("pglock: the role may not call a function: GRANT EXECUTE ON FUNCTION pglock.%s TO its name: %w", name, err)
+		}
 	case "25006": // read-only transaction
 		return fmt.Errorf("%w: it takes no writes (a standby, or default_transaction_read_only): connect to the primary: %w", errUnfit, err)
 	}

@@ -38,7 +38,10 @@ type Lock struct {
 //
 // A Client's locks don't know each other: who asks again for a key that the
 // same Client holds exclusively waits like anybody else. Each Lock takes a
-// connection of its own.
+// connection of its own, so that the server sees no deadlock between two
+// programs that lock two keys crosswise: lock in one order. A holder that is
+// stopped, but not dead, keeps the lock for as long as its system answers the
+// server's keepalives: a lease ends.
 //
 // On an error nothing is held. A wait that ctx ended is a *BlockedError that
 // matches ErrLocked and ctx.Err(); so is one longer than the lock_timeout in

@@ -109,7 +109,7 @@ func TestGrants(t *testing.T) {
 	owner := pgtest.Pool(t)
 	for _, tt := range []struct{ what, grants, want string }{
 		{"nothing", `SELECT`, "GRANT USAGE ON SCHEMA pglock"},
-		{"USAGE alone", `GRANT USAGE ON SCHEMA pglock TO ROLE`, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock"},
+		{"USAGE alone", `GRANT USAGE ON SCHEMA pglock TO ROLE`, "GRANT EXECUTE ON FUNCTION pglock."},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			pool := asRole(t, owner, tt.grants)
