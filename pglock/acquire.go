@@ -166,6 +166,9 @@ func (c *Client) givenUp(ctx context.Context, held *HeldError) error {
 
 // ended makes an error say why the call's context ended, where it did.
 func (c *Client) ended(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
 	if errors.Is(context.Cause(ctx), ErrClosed) {
 		return ErrClosed
 	}

@@ -52,7 +52,8 @@ func TestKey_String(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	if pglock.KeyOf("a") != pglock.KeyOf("a") || pglock.KeyOf("a") == pglock.KeyOf("b") {
+	again := pglock.KeyOf("a")
+	if pglock.KeyOf("a") != again || pglock.KeyOf("a") == pglock.KeyOf("b") {
 		t.Error("keys don't compare by what they lock")
 	}
 }

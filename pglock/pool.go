@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -21,6 +22,9 @@ const minSchema = 7
 type ownPool struct {
 	client *Client
 	max    int32
+
+	// replicated says that a commit waits for a synchronous standby.
+	replicated atomic.Bool
 
 	mu     sync.Mutex
 	pool   *pgxpool.Pool
@@ -48,7 +52,7 @@ func (p *ownPool) open() (*pgxpool.Pool, error) {
 					return err
 				}
 			}
-			return greet(ctx, conn)
+			return p.greet(ctx, conn)
 		}
 		notice := config.ConnConfig.OnNotice
 		config.ConnConfig.OnNotice = func(conn *pgconn.PgConn, n *pgconn.Notice) {
@@ -92,14 +96,15 @@ const otherLevel = "pglock: other isolation level"
 var errUnfit = errors.New("pglock: the server can't grant leases")
 
 const greeting = `SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool,
-	current_setting('default_transaction_isolation'), pglock.schema_version()`
+	current_setting('default_transaction_isolation'), pglock.schema_version(),
+	current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') NOT IN ('off', 'local')`
 
 // greet asks a new connection once whether leases can be taken there.
-func greet(ctx context.Context, conn *pgx.Conn) error {
-	var standby, readOnly bool
+func (p *ownPool) greet(ctx context.Context, conn *pgx.Conn) error {
+	var standby, readOnly, replicated bool
 	var level string
 	var version int64
-	if err := conn.QueryRow(ctx, greeting).Scan(&standby, &readOnly, &level, &version); err != nil {
+	if err := conn.QueryRow(ctx, greeting).Scan(&standby, &readOnly, &level, &version, &replicated); err != nil {
 		return explain(err)
 	}
 	switch {
@@ -113,6 +118,7 @@ func greet(ctx context.Context, conn *pgx.Conn) error {
 	if level != "read committed" && level != "read uncommitted" {
 		conn.PgConn().CustomData()[otherLevel] = true
 	}
+	p.replicated.Store(replicated)
 	if _, err := conn.Exec(ctx, `SELECT pglock.check_epoch()`); err != nil {
 		return explain(err)
 	}

@@ -93,6 +93,15 @@ func (c *Client) line(ctx context.Context, r *request) (*Lease, *HeldError, erro
 		if g.sent.IsZero() {
 			g.sent, g.remaining = c.keeper.refreshed(t), r.ttl
 		}
+		if c.calls.replicated.Load() {
+			// Whoever handed the lease on may have given up waiting for the standby.
+			// A repeat of the claim writes, and waits for all that was written before.
+			if a, err = c.ask(ctx, acquireSQL, r.name, r.ttl, r.claim, r.owner, r.encoded); err != nil || !a.granted {
+				c.takeBack(r)
+				return nil, nil, c.ended(ctx, err)
+			}
+			g = grant{token: *a.token, sent: a.sent, remaining: *a.remaining}
+		}
 		l := c.lease(r, g.token, g.sent, g.remaining)
 		if l.Err() == nil {
 			return l, nil, nil
