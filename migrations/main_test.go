@@ -3,6 +3,7 @@ package migrations_test
 import (
 	"context"
 	"io/fs"
+	"sync"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -104,26 +105,29 @@ SELECT pg_advisory_unlock_shared(4711);
 }
 
 // closeGate closes the gate and returns how to open it.
-func closeGate(t *testing.T, pool *pgxpool.Pool) (open func()) {
+func closeGate(t *testing.T, dsn string) (open func()) {
 	t.Helper()
-	conn, err := pool.Acquire(t.Context())
+	conn, err := pgx.Connect(t.Context(), dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
+	open = sync.OnceFunc(func() {
+		if err := conn.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(open)
 	if _, err := conn.Exec(t.Context(), "SELECT pg_advisory_lock($1)", gate); err != nil {
 		t.Fatal(err)
 	}
-	return func() {
-		if _, err := conn.Exec(context.WithoutCancel(t.Context()), "SELECT pg_advisory_unlock($1)", gate); err != nil {
-			t.Error(err)
-		}
-		conn.Release()
-	}
+	return open
 }
 
-const someoneAtTheGate = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted)"
+// here picks from pg_locks, which shows those of all databases.
+const here = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+
+const someoneAtTheGate = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted AND " + here + ")"
 
 // heldLock asks for the lock of a run.
 const heldLock = `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
-	AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-	AND (classid::bigint << 32) | objid::bigint = $1)`
+	AND (classid::bigint << 32) | objid::bigint = $1 AND ` + here + `)`

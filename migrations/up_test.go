@@ -11,6 +11,7 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -164,23 +165,26 @@ func TestUp_CancelledContext(t *testing.T) {
 func TestUp_M01_WaitersLetAnIndexBeBuilt(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		wait func(context.Context, *pgxpool.Pool) error
-		ok   bool
+		wait  func(context.Context, *pgxpool.Pool) error
+		waits string // whether all three do
+		ok    bool
 	}{
 		"ours": {func(ctx context.Context, pool *pgxpool.Pool) error {
 			return migrations.UpFiles(ctx, pool, fstest.MapFS{"00001_gated.sql": {Data: []byte("-- +goose Up\nSELECT 1;\n")}})
-		}, true},
+		}, `SELECT count(*) = 3 FROM pg_stat_activity
+			WHERE datname = current_database() AND application_name = 'waiter' AND query LIKE '%pg_try_advisory_lock%'`, true},
 		"control: waits in the server": {func(ctx context.Context, pool *pgxpool.Pool) error {
 			_, err := pool.Exec(ctx, "SELECT pg_advisory_lock($1)", migrations.LockKey)
 			return err
-		}, false},
+		}, `SELECT count(*) = 3 FROM pg_locks JOIN pg_stat_activity USING (pid)
+			WHERE datname = current_database() AND application_name = 'waiter' AND locktype = 'advisory' AND NOT granted`, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dsn := pgtest.EmptyDSN(t)
 			pool := pgtest.PoolOn(t, dsn)
 			do(t, pool, "CREATE TABLE grown AS SELECT generate_series(1, 1000) AS n")
-			open := closeGate(t, pool)
+			open := closeGate(t, dsn)
 			built := make(chan error, 1)
 			go func() {
 				built <- migrations.UpFiles(t.Context(), pool, gated("CREATE INDEX CONCURRENTLY grown_n ON grown (n);"))
@@ -194,8 +198,7 @@ func TestUp_M01_WaitersLetAnIndexBeBuilt(t *testing.T) {
 				waiter := pgtest.PoolOn(t, pgtest.With(t, dsn, "application_name", "waiter"))
 				go func() { waited <- test.wait(ctx, waiter) }()
 			}
-			until(t, pool, `SELECT count(*) = 3 FROM pg_stat_activity
-				WHERE datname = current_database() AND application_name = 'waiter' AND query LIKE '%advisory_lock($1)'`)
+			until(t, pool, test.waits)
 			open()
 			// The server resolves a deadlock by ending one of those in it.
 			var failed error
@@ -242,11 +245,12 @@ func TestUp_M03_RefusesATransactionPooler(t *testing.T) {
 
 func TestUp_M06_TakesTheLock(t *testing.T) {
 	t.Parallel()
-	pool := empty(t)
+	dsn := pgtest.EmptyDSN(t)
+	pool := pgtest.PoolOn(t, dsn)
 	if query[bool](t, pool, heldLock, migrations.LockKey) {
 		t.Fatal("the lock is held before anything runs")
 	}
-	open := closeGate(t, pool)
+	open := closeGate(t, dsn)
 	up := make(chan error)
 	go func() { up <- migrations.UpFiles(t.Context(), pool, gated("")) }()
 	until(t, pool, someoneAtTheGate)
@@ -267,11 +271,11 @@ func TestUp_M06_MakesNothingBeforeItHasTheLock(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.EmptyDSN(t)
 	pool, waiter := pgtest.PoolOn(t, dsn), pgtest.PoolOn(t, pgtest.With(t, dsn, "application_name", "waiter"))
-	conn, err := pool.Acquire(t.Context())
+	conn, err := pgx.Connect(t.Context(), dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Release()
+	defer conn.Close(context.WithoutCancel(t.Context()))
 	if _, err := conn.Exec(t.Context(), "SELECT pg_advisory_lock($1)", migrations.LockKey); err != nil {
 		t.Fatal(err)
 	}

@@ -76,6 +76,8 @@ func Fast() Option {
 			"shared_buffers":   "32MB",
 			"max_wal_size":     "256MB",
 			"jit":              "off",
+			// In the data folder, and not where a killed server would leave it.
+			"dynamic_shared_memory_type": "mmap",
 		})
 	}
 }

@@ -144,7 +144,19 @@ func PoolOn(t testing.TB, dsn string) *pgxpool.Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(pool.Close)
+	t.Cleanup(func() {
+		closed := make(chan struct{})
+		go func() {
+			pool.Close()
+			close(closed)
+		}()
+		select {
+		case <-closed:
+		case <-time.After(30 * time.Second):
+			// Close waits for what was acquired, for ever if need be.
+			t.Errorf("30 s after the test %d connections of its pool are not released", pool.Stat().AcquiredConns())
+		}
+	})
 	return pool
 }
 
