@@ -7,7 +7,9 @@
 -- nothing of the transaction can commit. The first and any higher token is
 -- written; an equal one takes FOR SHARE and writes nothing. Either lock is held
 -- until the transaction ends: who comes later sees what this one did. A token
--- may come from any lock service, as long as it only goes up.
+-- may come from any lock service, as long as it only goes up, and is believed:
+-- whoever may call this can shut a resource out with a huge one, until
+-- reset_fence. To go back to a savepoint undoes a refusal and an acceptance.
 --   SELECT pglock.fence('accounts/42', 17);
 -- +goose StatementBegin
 CREATE FUNCTION pglock.fence(resource text, token bigint) RETURNS void
@@ -48,7 +50,49 @@ END
 $$;
 -- +goose StatementEnd
 
+-- What each resource has accepted. An administrator's: not for a role that
+-- only writes.
+--   SELECT * FROM pglock.list_fences() WHERE resource LIKE 'accounts/%';
+-- +goose StatementBegin
+CREATE FUNCTION pglock.list_fences() RETURNS TABLE (resource text, token bigint)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$ SELECT f.resource, f.token FROM pglock.fences f ORDER BY f.resource $$;
+-- +goose StatementEnd
+
+-- Sets a fence back to a token that was rightly accepted, or without one
+-- forgets the resource, so that the next token of all is its first: then a
+-- stale one may be. It says what had been accepted, and waits for transactions
+-- that are fenced here. An administrator's, as it undoes what fences are for.
+--   SELECT pglock.reset_fence('accounts/42', 17);
+-- +goose StatementBegin
+CREATE FUNCTION pglock.reset_fence(resource text, token bigint DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    accepted bigint;
+BEGIN
+    PERFORM pglock.check_name('resource', reset_fence.resource);
+    IF reset_fence.token <= 0 THEN
+        RAISE EXCEPTION 'token % was never granted', reset_fence.token
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out to forget the resource.';
+    END IF;
+    SELECT f.token INTO accepted FROM pglock.fences f WHERE f.resource = reset_fence.resource FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'resource "%" has accepted no token', reset_fence.resource
+            USING ERRCODE = 'no_data_found', HINT = 'SELECT * FROM pglock.list_fences() shows those that have.';
+    ELSIF reset_fence.token IS NULL THEN
+        DELETE FROM pglock.fences f WHERE f.resource = reset_fence.resource;
+    ELSE
+        UPDATE pglock.fences AS f SET token = reset_fence.token WHERE f.resource = reset_fence.resource;
+    END IF;
+    RETURN accepted;
+END
+$$;
+-- +goose StatementEnd
+
 REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock FROM PUBLIC;
 
 -- +goose Down
+DROP FUNCTION pglock.reset_fence(text, bigint);
+DROP FUNCTION pglock.list_fences();
 DROP FUNCTION pglock.fence(text, bigint);

@@ -8,32 +8,42 @@
 -- +goose Up
 
 -- Presents a lease to the protected tables that this transaction will write to,
--- after proving it as guard does. Several add up.
+-- after proving it as guard does. Several add up; one presented again counts
+-- once.
 --   SELECT pglock.present('accounts/42', 17);
 -- +goose StatementBegin
 CREATE FUNCTION pglock.present(name text, token bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    claims jsonb := coalesce(nullif(current_setting('pglock.presented', true), ''), '[]');
+    claim  jsonb := jsonb_build_array(jsonb_build_array(present.name, present.token));
 BEGIN
     PERFORM pglock.guard(present.name, present.token);
-    PERFORM set_config('pglock.presented',
-        (coalesce(nullif(current_setting('pglock.presented', true), ''), '[]')::jsonb
-         || jsonb_build_array(jsonb_build_array(present.name, present.token)))::text, true);
+    IF NOT claims @> claim THEN
+        PERFORM set_config('pglock.presented', (claims || claim)::text, true);
+    END IF;
 END
 $$;
 -- +goose StatementEnd
 
 -- The trigger of a protected table; its argument is the pattern of lease names.
--- A setting that is no JSON is PostgreSQL's error: to catch it here would cost
--- every statement a subtransaction.
+-- It asks whether the tenure goes on, not whether its time is up: the lock
+-- keeps takers off from here to the end of the transaction, as a guard's does,
+-- and what was presented in time may expire meanwhile.
+--
+-- Every statement on the table pays for this: no query but the one that locks
+-- the row. A setting that is no JSON is PostgreSQL's error, because to catch it
+-- would take a subtransaction.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.refuse_unpresented() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    claims  text := nullif(current_setting('pglock.presented', true), '');
-    claim   record;
-    matched record;
+    claims  jsonb := nullif(current_setting('pglock.presented', true), '');
+    wanted  text;
+    shown   bigint;
+    matched text;                                             -- the name presented last that matches
     lease   pglock.leases;
 BEGIN
     IF claims IS NULL THEN
@@ -42,18 +52,21 @@ BEGIN
                   DETAIL = format('It wants a lease whose name matches %L.', TG_ARGV[0]),
                   HINT = 'Acquire one, then SELECT pglock.present(name, token) in this transaction before the write.';
     END IF;
-    FOR claim IN
-        SELECT c.value ->> 0 AS name, (c.value ->> 1)::bigint AS token
-        FROM jsonb_array_elements(claims::jsonb) AS c (value)
-    LOOP
-        CONTINUE WHEN claim.name NOT LIKE TG_ARGV[0];
-        matched := claim;
-        SELECT l.* INTO lease FROM pglock.leases l
-        WHERE l.name = claim.name AND l.token = claim.token AND l.claim IS NOT NULL AND l.role = session_user
+    FOR i IN 0 .. jsonb_array_length(claims) - 1 LOOP
+        wanted := claims -> i ->> 0;
+        CONTINUE WHEN wanted IS NULL OR wanted NOT LIKE TG_ARGV[0];
+        matched := wanted;
+        shown := claims -> i ->> 1;
+        PERFORM FROM pglock.leases l
+        WHERE l.name = wanted AND l.token = shown AND l.claim IS NOT NULL AND l.role = session_user
         FOR KEY SHARE;
-        IF FOUND AND (lease.expires_at > clock_timestamp()
-                      OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable')) THEN
-            RETURN CASE WHEN TG_LEVEL = 'STATEMENT' THEN NULL WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
+        IF FOUND THEN
+            IF TG_LEVEL = 'STATEMENT' THEN
+                RETURN NULL;
+            ELSIF TG_OP = 'DELETE' THEN
+                RETURN OLD;
+            END IF;
+            RETURN NEW;
         END IF;
     END LOOP;
     IF matched IS NULL THEN
@@ -62,19 +75,19 @@ BEGIN
                   DETAIL = format('It wants a lease whose name matches %L; presented was %s.', TG_ARGV[0], claims),
                   HINT = 'Present the lease that stands for this table.';
     END IF;
-    SELECT l.* INTO lease FROM pglock.leases l WHERE l.name = matched.name;
-    IF lease.token > matched.token THEN
-        RAISE EXCEPTION 'table % is fenced for lease "%"', TG_RELID::regclass, matched.name
+    SELECT l.* INTO lease FROM pglock.leases l WHERE l.name = matched;
+    IF lease.token > shown THEN
+        RAISE EXCEPTION 'table % is fenced: lease "%" was presented with token %, and token % was granted since',
+                        TG_RELID::regclass, matched, shown, lease.token
             USING ERRCODE = 'PW001', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
-                  DETAIL = format('presented %s, accepted %s', matched.token, lease.token),
+                  DETAIL = format('presented %s, accepted %s', shown, lease.token),
                   HINT = 'Roll back: a later holder has been granted the lease. Acquire it again and start over.';
     END IF;
-    RAISE EXCEPTION 'table % is protected: lease "%" with token % is not held', TG_RELID::regclass, matched.name, matched.token
+    RAISE EXCEPTION 'table % is protected: lease "%" with token % is not held', TG_RELID::regclass, matched, shown
         USING ERRCODE = 'PW002', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
               DETAIL = CASE
-                  WHEN lease.token = matched.token AND lease.claim IS NULL THEN 'idle: it was released'
-                  WHEN lease.token = matched.token AND lease.role <> session_user THEN 'taken: another role acquired it'
-                  WHEN lease.token = matched.token THEN 'expired: at ' || lease.expires_at
+                  WHEN lease.token = shown AND lease.claim IS NULL THEN 'idle: it was released'
+                  WHEN lease.token = shown THEN 'taken: another role acquired it'
                   ELSE 'expired: no such token was granted' END,
               HINT = 'Roll back. Acquire the lease again and start over.';
 END
@@ -84,7 +97,13 @@ $$;
 -- Has a table refuse every INSERT, UPDATE, DELETE and TRUNCATE of a transaction
 -- that has not presented a lease whose name is LIKE the pattern. Again with
 -- another pattern replaces the first. It is the table's owner's to call, and no
--- bar to the owner, a superuser or session_replication_role = replica.
+-- bar to the owner, a superuser or session_replication_role = replica; what
+-- logical replication applies to a table here is therefore not refused. It ties
+-- a table to names of leases, not a row to its lease. A cascade from another
+-- table wants a lease even if it hits no row.
+--
+-- A partition attached later has the row triggers at once, but can be truncated
+-- straight until protect is called again: protected_tables lists it as a gap.
 --   SELECT pglock.protect('accounts', 'accounts/%');
 -- +goose StatementBegin
 CREATE FUNCTION pglock.protect(target regclass, pattern text) RETURNS void
@@ -97,8 +116,11 @@ BEGIN
     IF pattern IS NULL OR pattern = '' THEN
         RAISE EXCEPTION 'empty pattern for table %', target
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give the names of the leases that stand for it, for example accounts/%.';
-    ELSIF kind NOT IN ('r', 'p') THEN
-        RAISE EXCEPTION '% is no table', target
+    ELSIF pattern ~ '(^|[^\\])(\\\\)*\\$' THEN
+        RAISE EXCEPTION 'pattern % for table % ends with half an escape', pattern, target
+            USING ERRCODE = 'invalid_escape_sequence', HINT = 'A backslash takes the next character literally: double it to mean itself.';
+    ELSIF kind IS NULL OR kind NOT IN ('r', 'p') THEN
+        RAISE EXCEPTION '% is no table', coalesce(target::text, 'NULL')
             USING ERRCODE = 'wrong_object_type', HINT = 'Protect the tables beneath it.';
     ELSIF EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = target) THEN
         RAISE EXCEPTION '% is a partition or an inheritance child, and can be written through its parent', target
@@ -122,28 +144,56 @@ END
 $$;
 -- +goose StatementEnd
 
--- Undoes protect.
+-- Undoes protect. On a table that is not protected it does nothing, and on one
+-- that was a partition it removes what protect left there.
+--   SELECT pglock.unprotect('accounts');
 -- +goose StatementBegin
 CREATE FUNCTION pglock.unprotect(target regclass) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    part regclass;
+    stands record;
 BEGIN
-    EXECUTE format('DROP TRIGGER IF EXISTS pglock_protect ON %s', target);
-    EXECUTE format('DROP TRIGGER IF EXISTS pglock_protect_row ON %s', target);
-    FOR part IN SELECT t.relid FROM pg_partition_tree(target) t WHERE t.relid <> target LOOP
-        EXECUTE format('DROP TRIGGER IF EXISTS pglock_protect_truncate ON %s', part);
+    IF target IS NULL THEN
+        RAISE EXCEPTION 'NULL is no table' USING ERRCODE = 'wrong_object_type';
+    END IF;
+    FOR stands IN
+        SELECT t.tgname, t.tgrelid::regclass AS place, t.tgparentid <> 0 AS cloned
+        FROM pg_trigger t
+        WHERE t.tgfoid = 'pglock.refuse_unpresented'::regproc
+          AND (t.tgrelid = target
+               OR t.tgname = 'pglock_protect_truncate' AND t.tgrelid IN (SELECT p.relid FROM pg_partition_tree(target) p))
+        ORDER BY cloned DESC
+    LOOP
+        IF stands.cloned THEN
+            RAISE EXCEPTION '% is protected as a partition', target
+                USING ERRCODE = 'wrong_object_type', HINT = 'SELECT pglock.unprotect(root), the root of the partitioned table.';
+        END IF;
+        EXECUTE format('DROP TRIGGER %I ON %s', stands.tgname, stands.place);
     END LOOP;
 END
 $$;
 -- +goose StatementEnd
 
--- The tables that are protected, read back from their triggers.
+-- The tables that are protected, read back from their triggers. gaps are
+-- partitions that can be truncated straight, since they were attached after
+-- protect was called last, or whose triggers were disabled; and inheritance
+-- children that the table was given since.
 CREATE VIEW pglock.protected_tables AS
 SELECT t.tgrelid::regclass AS target,
        convert_from(substring(t.tgargs FROM 1 FOR length(t.tgargs) - 1), getdatabaseencoding()) AS pattern,
-       t.tgenabled <> 'D' AS enabled
+       NOT EXISTS (SELECT FROM pg_catalog.pg_trigger d
+                   WHERE d.tgrelid = t.tgrelid AND d.tgfoid = t.tgfoid AND d.tgenabled NOT IN ('O', 'A')) AS enabled,
+       ARRAY(SELECT p.relid FROM pg_catalog.pg_partition_tree(t.tgrelid) p
+             WHERE p.relid <> t.tgrelid
+               AND (NOT EXISTS (SELECT FROM pg_catalog.pg_trigger g
+                                WHERE g.tgrelid = p.relid AND g.tgfoid = t.tgfoid AND g.tgname = 'pglock_protect_truncate')
+                    OR EXISTS (SELECT FROM pg_catalog.pg_trigger g
+                               WHERE g.tgrelid = p.relid AND g.tgfoid = t.tgfoid AND g.tgenabled NOT IN ('O', 'A')))
+             UNION
+             SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhparent
+             WHERE i.inhparent = t.tgrelid AND c.relkind = 'r'
+             ORDER BY 1)::regclass[] AS gaps
 FROM pg_catalog.pg_trigger t
 WHERE t.tgfoid = 'pglock.refuse_unpresented'::regproc AND t.tgname = 'pglock_protect' AND NOT t.tgisinternal;
 
@@ -162,29 +212,42 @@ $$;
 -- Gives a table a version column for optimistic locking, where it has none, and
 -- a trigger for writers who forget to bump it. The default is a constant, which
 -- rewrites no row, and the trigger's condition keeps writers who bump from
--- paying for it. It waits for the table in short turns, so that nobody queues
--- behind it for long.
+-- paying for the function. It waits for the table in short turns with longer
+-- breaks, so that nobody queues behind it for long, some 12 s in all.
 --   SELECT pglock.guard_version('accounts');
 -- +goose StatementBegin
 CREATE FUNCTION pglock.guard_version(target regclass) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms'
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms'
 AS $$
 DECLARE
-    kind regtype := (SELECT a.atttypid FROM pg_attribute a
-                     WHERE a.attrelid = target AND a.attname = 'version' AND NOT a.attisdropped);
+    had record;
 BEGIN
-    IF kind <> 'bigint'::regtype THEN
-        RAISE EXCEPTION 'column version of % is a %', target, kind
-            USING ERRCODE = 'datatype_mismatch', HINT = 'A version is a bigint: ALTER TABLE … ALTER COLUMN version TYPE bigint.';
+    IF target IS NULL THEN
+        RAISE EXCEPTION 'NULL is no table' USING ERRCODE = 'wrong_object_type';
+    ELSIF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent
+                  WHERE i.inhparent = target AND c.relkind = 'r') THEN
+        RAISE EXCEPTION '% has inheritance children, which would have no trigger', target
+            USING ERRCODE = 'wrong_object_type', HINT = 'Guard tables without children, or use partitions.';
     END IF;
-    FOR turn IN 1..50 LOOP
+    FOR turn IN 1..40 LOOP
         BEGIN
-            EXECUTE format('ALTER TABLE %s ADD COLUMN IF NOT EXISTS version bigint NOT NULL DEFAULT 1', target);
+            SELECT a.atttypid::regtype AS kind, a.attnotnull INTO had FROM pg_attribute a
+            WHERE a.attrelid = target AND a.attname = 'version' AND NOT a.attisdropped;
+            IF NOT FOUND THEN
+                EXECUTE format('ALTER TABLE %s ADD COLUMN version bigint NOT NULL DEFAULT 1', target);
+            ELSIF had.kind <> 'bigint'::regtype THEN
+                RAISE EXCEPTION 'column version of % is a %', target, had.kind
+                    USING ERRCODE = 'datatype_mismatch', HINT = 'A version is a bigint: ALTER TABLE ... ALTER COLUMN version TYPE bigint.';
+            ELSIF NOT had.attnotnull THEN
+                RAISE EXCEPTION 'column version of % may be NULL, which counts nothing', target
+                    USING ERRCODE = 'datatype_mismatch',
+                          HINT = 'Fill it, then ALTER TABLE ... ALTER COLUMN version SET DEFAULT 1, ALTER COLUMN version SET NOT NULL.';
+            END IF;
             EXECUTE format('CREATE OR REPLACE TRIGGER pglock_guard_version BEFORE UPDATE ON %s FOR EACH ROW
                 WHEN (NEW.version IS DISTINCT FROM OLD.version + 1) EXECUTE FUNCTION pglock.bump_version()', target);
             RETURN;
         EXCEPTION WHEN lock_not_available THEN
-            PERFORM pg_sleep(0.02 * random());
+            PERFORM pg_sleep(0.1 + 0.2 * random());
         END;
     END LOOP;
     RAISE EXCEPTION 'table % was in use all the time', target

@@ -11,16 +11,20 @@ import (
 
 // Fence accepts the token for the resource in the caller's transaction, and
 // returns a *FencedError (ErrFenced) when a higher one was accepted before: the
-// transaction is then aborted, and nothing of it can commit. Call it before the
-// first read that the write depends on, in the transaction of the write; it
-// holds others with a higher token up until that transaction ends. Fence
-// several resources in the order of their names.
+// transaction is then aborted, and nothing of it can commit, unless it goes
+// back to a savepoint, which undoes the fence too. Call it before the first
+// read that the write depends on, in the transaction of the write; it holds
+// others with a higher token up until that transaction ends. Fence several
+// resources in the order of their names.
 //
-// The token may come from any lock service whose numbers only go up. For a
-// lease of this database Guard and InTx are stronger: they refuse a stale
-// holder before the next one has written. Fence also lowers
-// idle_in_transaction_session_timeout for this transaction to 30 s, unless
-// SetHoldTimeout was called before. One statement:
+// The token may come from any lock service whose numbers only go up. Fence
+// believes any token from any role that may execute it: one call with a huge
+// number shuts the resource out until an administrator sets it back
+// (pglock.list_fences and pglock.reset_fence, which application roles are not
+// granted). For a lease of this database Guard and InTx are stronger: they
+// believe only the lease row, and refuse a stale holder before the next one has
+// written. Fence also lowers idle_in_transaction_session_timeout for this
+// transaction to 30 s, unless SetHoldTimeout was called before. One statement:
 //
 //	SELECT pglock.fence('accounts/42', 17)
 func Fence(ctx context.Context, tx pgx.Tx, resource string, token Token) error {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -43,7 +45,8 @@ func (l *Lease) Guard(ctx context.Context, tx pgx.Tx) error {
 // (SELECT pglock.protect('accounts', 'accounts/%')) that the transaction will
 // write to; several presents add up. It takes a name and a token, for code that
 // was handed a token and has no *Lease; the role must be the one that acquired.
-// A statement that a protected table refuses aborts the transaction with an
+// What is presented may expire before the transaction ends, and its writes are
+// still accepted: nobody is granted the lease meanwhile. A statement that a protected table refuses aborts the transaction with an
 // error that Explain turns into this package's. One statement:
 //
 //	SELECT pglock.present('accounts/42', 17)
@@ -89,12 +92,21 @@ func Explain(err error) error {
 	case codeFenced:
 		return fenced(pg.SchemaName+"."+pg.TableName, pg, err)
 	case codeLost:
-		return &LostError{Name: pg.SchemaName + "." + pg.TableName, Cause: guardCause(pg.Detail), Err: err}
+		lost := &LostError{Cause: guardCause(pg.Detail), Err: err}
+		if m := notHeld.FindStringSubmatch(pg.Message); m != nil {
+			lost.Name = m[1]
+			n, _ := strconv.ParseInt(m[2], 10, 64)
+			lost.Token = Token(n)
+		}
+		return lost
 	case codeUnpresented, codeMismatch:
 		return fmt.Errorf("%w: %w", ErrUnpresented, err)
 	}
 	return err
 }
+
+// notHeld finds the lease and the token in what guards and triggers say.
+var notHeld = regexp.MustCompile(`(?s)lease "(.*)" with token (-?\d+) is not held$`)
 
 // guardCause reads the first word of the server's detail.
 func guardCause(detail string) Cause {
@@ -111,15 +123,20 @@ func guardCause(detail string) Cause {
 // isolation level: it begins, guards and presents (Guard, Present), runs fn and
 // commits. The context of fn ends with ctx and with the lease's. When fn returns
 // an error or panics the transaction is rolled back; the error is fn's, turned
-// by Explain. Otherwise InTx returns COMMIT's error: only nil says that the
-// write is in. Three round trips and fn's.
+// by Explain. Otherwise InTx returns COMMIT's error, turned likewise: only nil
+// says that the write is in. Three round trips and fn's.
+//
+// With synchronous standbys nil says less: a COMMIT whose wait for them is
+// cancelled (pg_cancel_backend, a shutdown) succeeds, with a WARNING that the
+// write may not be replicated. It reaches only the OnNotice of the pool's
+// ConnConfig, which is the caller's to set.
 func (l *Lease) InTx(ctx context.Context, pool *pgxpool.Pool, fn func(context.Context, pgx.Tx) error) error {
-	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+	return Explain(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if err := l.proven(Present(ctx, tx, l.name, l.token)); err != nil {
 			return err
 		}
 		both, cancel := join(ctx, l.Context())
 		defer cancel()
-		return Explain(fn(both, tx))
-	})
+		return fn(both, tx)
+	}))
 }
