@@ -82,10 +82,13 @@ AS $$
 $$;
 -- +goose StatementEnd
 
+-- Functions that only other functions call have no search_path of their own: they
+-- run under the one that their caller pins, which saves setting it once more.
+
 -- Refuses what can't be a name of a lease or of a resource.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.check_name(kind text, name text) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql IMMUTABLE
 AS $$
 BEGIN
     IF name IS NULL OR name = '' THEN
@@ -106,7 +109,7 @@ $$;
 -- A set_config that is local to the transaction outlives this function.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.bound_pause(most interval) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql
 AS $$
 DECLARE
     present interval := current_setting('idle_in_transaction_session_timeout')::interval;

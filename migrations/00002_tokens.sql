@@ -17,8 +17,8 @@
 -- The timeline that this server writes; fails on a standby.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.timeline() RETURNS text
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) $$;
+LANGUAGE sql VOLATILE
+AS $$ SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8) $$;
 -- +goose StatementEnd
 
 -- Moves the sequence above every token that can have been granted anywhere, and
@@ -26,7 +26,7 @@ AS $$ SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) $$;
 -- unless told to do it in any case.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.turn_epoch(always boolean) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql
 AS $$
 DECLARE
     here_system   bigint := (SELECT system_identifier FROM pg_control_system());
@@ -73,7 +73,7 @@ $$;
 -- The next token, for the SET list of an UPDATE that takes a lease.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.draw(before bigint) RETURNS bigint
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql
 AS $$
 DECLARE
     drawn bigint := nextval('pglock.leases_token_seq');

@@ -1,8 +1,13 @@
 -- The lease protocol. What takes, renews or frees leases is set-based and
 -- answers a row for each name it was asked about; every row lock is taken in
--- the order of the names. Whatever ends a tenure first locks the row FOR
+-- the order of the names. A token stands for one tenure of one name, so that
+-- arrays of names and tokens need not be joined: each is looked up in its own. Whatever ends a tenure first locks the row FOR
 -- UPDATE, which waits for a guard's FOR KEY SHARE; a renewal is a plain UPDATE
 -- of columns outside any key, which passes it.
+--
+-- Plans are generic: the planner takes an array that it doesn't know for one of
+-- ten elements, finds every custom plan cheaper, and would plan each statement
+-- anew at each call, for several times what it then takes to run.
 --
 -- States in the answers:
 --   held      the tenure goes on
@@ -19,7 +24,7 @@
 -- READ COMMITTED gives them; no function can change the level from inside.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.check_level(verb text) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE
 AS $$
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -68,7 +73,7 @@ CREATE FUNCTION pglock.acquire(
     metadata jsonb DEFAULT NULL,
     whole    boolean DEFAULT false
 ) RETURNS TABLE (name text, granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     free    text[];
@@ -101,16 +106,18 @@ BEGIN
             FOR UPDATE SKIP LOCKED) f;
         IF free IS NOT NULL THEN
             -- A statement of its own: it sees every ticket drawn before the rows were locked.
-            SELECT e.timeline, ARRAY(SELECT DISTINCT w.name FROM pglock.waiters w WHERE w.name = ANY (free) ORDER BY w.name) AS awaited
+            SELECT e.timeline, EXISTS (SELECT FROM pglock.waiters w WHERE w.name = ANY (free)) AS awaited
             INTO known FROM pglock.epoch e;
             IF known.timeline IS DISTINCT FROM pglock.timeline() THEN
                 PERFORM pglock.turn_epoch(false);
             END IF;
-            FOREACH lease IN ARRAY known.awaited LOOP
-                IF pglock.hand_on(lease) THEN
-                    free := array_remove(free, lease);
-                END IF;
-            END LOOP;
+            IF known.awaited THEN
+                FOREACH lease IN ARRAY free LOOP
+                    IF pglock.hand_on(lease) THEN
+                        free := array_remove(free, lease);
+                    END IF;
+                END LOOP;
+            END IF;
             IF acquire.whole AND cardinality(free) < cardinality(acquire.names) THEN
                 free := '{}';
             END IF;
@@ -150,7 +157,7 @@ $$;
 -- +goose StatementBegin
 CREATE FUNCTION pglock.fates(names text[], tokens bigint[], moment timestamptz)
 RETURNS TABLE (name text, token bigint, state text)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+LANGUAGE sql STABLE
 AS $$
     SELECT w.name, w.token, CASE
         WHEN l.name IS NULL THEN 'expired'                    -- purged: only idle rows are
@@ -166,7 +173,7 @@ $$;
 -- Refuses arrays that don't pair up.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.check_pairs(names text[], tokens bigint[]) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql IMMUTABLE
 AS $$
 BEGIN
     IF names IS NULL OR tokens IS NULL OR cardinality(names) <> cardinality(tokens) THEN
@@ -184,7 +191,7 @@ $$;
 -- +goose StatementBegin
 CREATE FUNCTION pglock.renew(names text[], tokens bigint[])
 RETURNS TABLE (name text, token bigint, state text, remaining interval)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     locked  text[];
@@ -194,12 +201,11 @@ BEGIN
     PERFORM pglock.check_level('renew');
     PERFORM pglock.check_pairs(renew.names, renew.tokens);
     SELECT array_agg(h.name) INTO locked FROM (
-        SELECT l.name
-        FROM unnest(renew.names, renew.tokens) AS w (name, token)
-        JOIN pglock.leases l ON l.name = w.name AND l.token = w.token
-        WHERE l.claim IS NOT NULL AND l.role = session_user
+        SELECT l.name FROM pglock.leases l
+        WHERE l.name = ANY (renew.names) AND l.token = ANY (renew.tokens)
+          AND l.claim IS NOT NULL AND l.role = session_user
         ORDER BY l.name
-        FOR NO KEY UPDATE OF l SKIP LOCKED) h;
+        FOR NO KEY UPDATE SKIP LOCKED) h;
     moment := clock_timestamp();
     RETURN QUERY
     UPDATE pglock.leases AS l SET expires_at = moment + l.ttl
@@ -237,7 +243,7 @@ $$;
 -- table count.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.row_blockers(name text, OUT pids integer[], OUT since timestamptz)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql
 AS $$
 DECLARE
     lockers xid[];
@@ -267,7 +273,7 @@ $$;
 -- +goose StatementBegin
 CREATE FUNCTION pglock.release(names text[], tokens bigint[], patience interval DEFAULT '5 s')
 RETURNS TABLE (name text, token bigint, state text, blockers integer[], since timestamptz)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     give_up timestamptz := clock_timestamp() + release.patience;
@@ -280,12 +286,11 @@ BEGIN
     PERFORM pglock.check_level('release');
     PERFORM pglock.check_pairs(release.names, release.tokens);
     SELECT coalesce(array_agg(h.name), '{}') INTO locked FROM (
-        SELECT l.name
-        FROM unnest(release.names, release.tokens) AS w (name, token)
-        JOIN pglock.leases l ON l.name = w.name AND l.token = w.token
-        WHERE l.claim IS NOT NULL AND l.role = session_user
+        SELECT l.name FROM pglock.leases l
+        WHERE l.name = ANY (release.names) AND l.token = ANY (release.tokens)
+          AND l.claim IS NOT NULL AND l.role = session_user
         ORDER BY l.name
-        FOR UPDATE OF l SKIP LOCKED) h;
+        FOR UPDATE SKIP LOCKED) h;
     IF cardinality(locked) < cardinality(release.names) AND give_up > clock_timestamp() THEN
         FOR held IN
             SELECT f.name, l.expires_at
@@ -306,8 +311,7 @@ BEGIN
     WITH ended AS (
         UPDATE pglock.leases AS l
         SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
-        FROM unnest(release.names, release.tokens) AS w (name, token)
-        WHERE l.name = w.name AND l.token = w.token AND l.name = ANY (locked)
+        WHERE l.name = ANY (locked) AND l.token = ANY (release.tokens)
           AND l.claim IS NOT NULL AND l.role = session_user AND l.expires_at > moment
         RETURNING l.name, l.token)
     SELECT coalesce(array_agg(e.token), '{}'), array_agg(e.name ORDER BY e.name) INTO freed, free FROM ended e;

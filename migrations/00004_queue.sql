@@ -20,7 +20,7 @@
 -- caller has the row locked FOR UPDATE, and it is free or has expired.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.hand_on(name text) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql
 AS $$
 DECLARE
     head  pglock.waiters;
@@ -65,7 +65,7 @@ CREATE FUNCTION pglock.enqueue(
     owner    text  DEFAULT NULL,
     metadata jsonb DEFAULT NULL
 ) RETURNS TABLE (granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz, ticket bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1 s'
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 s'
 AS $$
 DECLARE
     answer record;
@@ -113,7 +113,7 @@ $$;
 -- +goose StatementBegin
 CREATE FUNCTION pglock.refresh(names text[], claims uuid[])
 RETURNS TABLE (claim uuid, state text, token bigint, remaining interval)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     extended bigint[];
