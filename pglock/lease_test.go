@@ -530,7 +530,7 @@ func TestLease_Fact11_AnyDefaultIsolationLevel(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			renewed := acquire(t, c, "renewed", 300*time.Millisecond)
+			renewed := acquire(t, c, "renewed", 3*time.Second)
 			deadline := renewed.Deadline()
 			for !renewed.Deadline().After(deadline) && renewed.Err() == nil {
 				one[bool](t, pool, `SELECT true`)
