@@ -22,7 +22,7 @@ CREATE TABLE pglock.leases (
     role        name,                                        -- the session_user that acquired
     claim       uuid,                                        -- one for each acquire; NULL: not held
     acquired_at timestamptz,
-    expires_at  timestamptz NOT NULL DEFAULT '-infinity',
+    expires_at  timestamptz NOT NULL DEFAULT '-infinity' CHECK (expires_at < 'infinity'),
     ttl         interval,                                    -- as granted; a renewal grants it again
     metadata    jsonb
 ) WITH (

@@ -12,6 +12,7 @@ type ticket struct {
 	request *request
 	beat    beat       // the keeper's
 	sent    time.Time  // of the statement that its expiry comes from; the keeper's
+	looks   int        // in a row that found the lease free, but its row locked; the keeper's
 	granted chan grant // holds one
 }
 

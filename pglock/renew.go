@@ -145,17 +145,23 @@ func (k *keeper) answeredTicket(t *ticket, sent time.Time, now time.Duration, a 
 }
 
 // prolong sets when to look after a ticket next: at the refresh, or when the
-// holder's time has run out. A time already past means that somebody has the
-// lease row, whose end nobody announces.
+// holder's time has run out. A time already past means that a transaction has
+// the lease row, whose end nobody announces: it is looked for, less and less
+// often.
 func (k *keeper) prolong(t *ticket, sent time.Time, now time.Duration, remaining *time.Duration) {
 	t.sent = sent
 	t.beat.next = k.grid(sent, t.request.ttl)
-	if remaining != nil && *remaining > 0 {
-		t.beat.next = min(t.beat.next, now+*remaining+time.Millisecond)
-	}
-	if remaining == nil || k.deaf.Load() {
+	switch {
+	case k.deaf.Load():
 		t.beat.next = min(t.beat.next, now+recheck)
+	case remaining != nil && *remaining > 0:
+		t.beat.next = min(t.beat.next, now+*remaining+time.Millisecond)
+	default:
+		t.beat.next = min(t.beat.next, now+recheck<<min(t.looks, 10))
+		t.looks++
+		return
 	}
+	t.looks = 0
 }
 
 // retry is how soon what could not be renewed is tried again.
