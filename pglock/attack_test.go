@@ -93,7 +93,7 @@ func newFort(t testing.TB) *fort {
 	}
 	app := pgtest.PoolOn(t, f.dsn)
 	f.spells = strings.NewReplacer("{theirs}", take(f.owner, "accounts/theirs"), "{mine}", take(app, "accounts/mine"),
-		"{other}", take(app, "other"), "{inject}", take(app, `x", 1], ["accounts/theirs", 2], ["`))
+		"{other}", take(app, "other"), "{inject}", take(app, `x", 1], ["accounts/theirs", 2], ["`), "{owner}", one[string](t, f.owner, `SELECT quote_ident(session_user)`))
 	return f
 }
 
