@@ -13,8 +13,9 @@ import (
 
 // A column is one field of T and where it is stored.
 type column struct {
-	name string
-	path []int // for reflect's FieldByIndex
+	name     string
+	path     []int // for reflect's FieldByIndex
+	readOnly bool  // never written
 }
 
 // columnsOf lists the columns of a struct in the order of its fields, by the
@@ -54,7 +55,7 @@ func appendColumns(columns []column, t reflect.Type, path []int) ([]column, erro
 			continue
 		}
 		tag, tagged := f.Tag.Lookup("db")
-		name, _, _ := strings.Cut(tag, ",")
+		name, more, _ := strings.Cut(tag, ",")
 		if !f.IsExported() || name == "-" {
 			continue
 		}
@@ -64,7 +65,7 @@ func appendColumns(columns []column, t reflect.Type, path []int) ([]column, erro
 		if err := checkIdentifier(name); err != nil {
 			return nil, fmt.Errorf("field %s of %v: column %w", f.Name, t, err)
 		}
-		columns = append(columns, column{name: name, path: path})
+		columns = append(columns, column{name: name, path: path, readOnly: slices.Contains(strings.Split(more, ","), "readonly")})
 	}
 	return columns, nil
 }
@@ -152,6 +153,3 @@ func checkIdentifier(s string) error {
 	}
 	return nil
 }
-
-// quote makes one SQL identifier of a column's name.
-func quote(name string) string { return pgx.Identifier{name}.Sanitize() }

@@ -44,6 +44,23 @@ func joined(db DB) bool {
 	return false
 }
 
+// each runs one statement and calls fn for each row that it returns. The rows
+// are read to their end, because an error at the end (a deferred constraint, a
+// commit that failed) comes after them.
+func each(ctx context.Context, db DB, sql string, args []any, fn func(pgx.Rows) error) error {
+	rows, err := db.Query(ctx, sql, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := fn(rows); err != nil {
+			return &decodeError{err}
+		}
+	}
+	return rows.Err()
+}
+
 // A decodeError is a row that came and couldn't be put into a T. It ends the
 // reading, so what the server said after the row was never seen.
 type decodeError struct{ err error }

@@ -24,8 +24,13 @@ var (
 	// ErrVetoed says that the row stands at the expected version and yet nothing
 	// was written: a BEFORE trigger returned NULL, or a row security policy hides
 	// the row from writes. Trying again gives the same answer. Returned by
-	// Insert, CompareAndSet, Update and Delete.
+	// Insert, CompareAndSet, Update, Touch and Delete, and found in the outcomes of
+	// CompareAndSetMany.
 	ErrVetoed = errors.New("optimistic: write was vetoed by a trigger or by row security")
+
+	// ErrHeldBack says that the row was at its version and was not written because
+	// another row wasn't. Found in the outcomes of CompareAndSetMany.
+	ErrHeldBack = errors.New("optimistic: held back because of another row")
 
 	// ErrUnknownCommit says that the connection broke, or the context ended,
 	// after the write or its COMMIT was sent and before the answer came: it may
@@ -101,7 +106,7 @@ func remedy(err error) string {
 	case "22003": // numeric_value_out_of_range
 		return " (the version column has to be bigint)"
 	case "428C9": // generated_always
-		return ` (leave generated columns out of T, or tag them db:"-")`
+		return ` (tag a generated column of T with readonly, as in db:"total,readonly")`
 	}
 	return ""
 }

@@ -236,3 +236,22 @@ func newSamePool(t testing.TB, pool *pgxpool.Pool) *pgxpool.Pool {
 	t.Helper()
 	return pgtest.PoolOn(t, pool.Config().ConnString())
 }
+
+// newPoolOn is as newSamePool, configured.
+func newPoolOn(t testing.TB, pool *pgxpool.Pool, configure func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config := pool.Config()
+	configure(config)
+	other, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.Close)
+	return other
+}
+
+// wantedState says whether err holds the server's SQLSTATE.
+func wantedState(err error, state string) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == state
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -19,29 +20,76 @@ type Versioned[T any] struct {
 // A Table reads and writes the rows of one table, each under its version
 // column. T is a struct whose fields name the columns, by the rules of
 // pgx.RowToStructByName: a db tag gives the exact name, a field without one is
-// its name in snake case, db:"-" is no column. The package comment says what
-// the table needs. A Table is safe for concurrent use and keeps no connection.
+// its name in snake case, db:"-" is no column. A column that the database fills,
+// a generated one or an identity that is not the key, is read and never written
+// when its tag says so: db:"total,readonly". The package comment says what the
+// table needs. A Table is safe for concurrent use and keeps no connection.
 type Table[T any] struct {
+	statements
 	name    string
 	columns []column // what a row is read into, in the order of the SELECT list
-	set     []column // what is written: without key and version
+	set     []column // what is written: without key, version and what is read only
 	err     error    // what is wrong with the arguments of NewTable
-	version string
-
-	selectSQL, lockSQL, insertSQL, insertNewSQL, updateSQL, deleteSQL string
 }
 
 // An Option changes a default of NewTable.
 type Option func(*options)
 
-type options struct{ key, version string }
+type options struct {
+	keys    []string
+	version string
+	live    *string
+}
 
-// WithKey names the key column, exactly as PostgreSQL stores it. Default: id.
-func WithKey(column string) Option { return func(o *options) { o.key = column } }
+// WithKey names the key column, exactly as PostgreSQL stores it, or several that
+// are the key together: see Key. Default: id.
+func WithKey(columns ...string) Option {
+	return func(o *options) { o.keys = slices.Clone(columns) }
+}
 
 // WithVersion names the version column, exactly as PostgreSQL stores it.
 // Default: version.
 func WithVersion(column string) Option { return func(o *options) { o.version = column } }
+
+// WithLive names the rows that count, by an SQL condition on the table's columns:
+//
+//	optimistic.WithLive("deleted_at IS NULL")
+//
+// Every method then treats the others as if they weren't there. Who deletes
+// softly sets the column by CompareAndSet or Update, which return the row as
+// stored; the next Get is ErrNotFound. Delete removes a live row for good.
+// Insert beside a dead row with the same key works where the unique index is
+// limited to live rows (CREATE UNIQUE INDEX … WHERE deleted_at IS NULL);
+// otherwise it is ErrVetoed. The condition goes into every statement as it is:
+// it must not come from outside the program. Default: all rows.
+func WithLive(condition string) Option { return func(o *options) { o.live = &condition } }
+
+// check refuses names that can't be, and options that contradict each other.
+func (o *options) check() error {
+	if len(o.keys) == 0 {
+		return errors.New("key column: WithKey names none")
+	}
+	for i, key := range o.keys {
+		if err := checkIdentifier(key); err != nil {
+			return fmt.Errorf("key column %w", err)
+		}
+		if slices.Contains(o.keys[:i], key) {
+			return fmt.Errorf("key column %q is named twice", key)
+		}
+	}
+	if err := checkIdentifier(o.version); err != nil {
+		return fmt.Errorf("version column %w", err)
+	}
+	if o.isKey(o.version) {
+		return fmt.Errorf("column %q can't be both the key and the version", o.version)
+	}
+	if o.live != nil && strings.TrimSpace(*o.live) == "" {
+		return errors.New("live-row condition: WithLive names none")
+	}
+	return nil
+}
+
+func (o *options) isKey(column string) bool { return slices.Contains(o.keys, column) }
 
 // NewTable describes a table named "accounts", "billing.accounts" or, where a
 // part of the name has a dot in it, `"billing"."odd.name"`. Names keep their
@@ -51,78 +99,15 @@ func WithVersion(column string) Option { return func(o *options) { o.version = c
 // Table: a bad name, or a T that is no struct, is the error of every method,
 // before any SQL is sent.
 func NewTable[T any](name string, opts ...Option) *Table[T] {
-	o := options{key: "id", version: "version"}
+	o := options{keys: []string{"id"}, version: "version"}
 	for _, opt := range opts {
 		opt(&o)
 	}
-	t := &Table[T]{name: name, version: o.version}
+	t := &Table[T]{name: name}
 	if err := t.prepare(o); err != nil {
 		t.err = fmt.Errorf("optimistic: table %q of %v: %w", name, reflect.TypeFor[T](), err)
 	}
 	return t
-}
-
-// prepare checks the description and writes the statements.
-func (t *Table[T]) prepare(o options) error {
-	table, err := parseTableName(t.name)
-	if err != nil {
-		return err
-	}
-	if err := checkIdentifier(o.key); err != nil {
-		return fmt.Errorf("key column %w", err)
-	}
-	if err := checkIdentifier(o.version); err != nil {
-		return fmt.Errorf("version column %w", err)
-	}
-	if o.key == o.version {
-		return fmt.Errorf("column %q can't be both the key and the version", o.key)
-	}
-	if t.columns, err = columnsOf(reflect.TypeFor[T]()); err != nil {
-		return err
-	}
-	var list, assign, names, values []string
-	for _, c := range t.columns {
-		list = append(list, quote(c.name))
-		if c.name == o.key {
-			continue
-		}
-		if c.name == o.version {
-			// Found only when a row comes back, a smaller type would make a
-			// failure of a write that was done.
-			if f := reflect.TypeFor[T]().FieldByIndex(c.path); f.Type.Kind() != reflect.Int64 {
-				return fmt.Errorf("field %s for version column %q is %v: it has to be int64", f.Name, c.name, f.Type)
-			}
-			continue
-		}
-		t.set = append(t.set, c)
-		names = append(names, quote(c.name))
-		assign = append(assign, fmt.Sprintf("%s = $%d, ", quote(c.name), len(t.set)+2))
-		values = append(values, fmt.Sprintf("$%d", len(t.set)))
-	}
-	key, version := quote(o.key), quote(o.version)
-	row := strings.Join(append(list, version), ", ")
-	from := table.Sanitize()
-
-	t.selectSQL = fmt.Sprintf("SELECT %s FROM %s WHERE %s = $1", row, from, key)
-	t.lockSQL = t.selectSQL + " FOR NO KEY UPDATE"
-	t.updateSQL = fmt.Sprintf("UPDATE %s SET %s%s = %s + 1 WHERE %s = $1 AND %s = $2 RETURNING %s",
-		from, strings.Join(assign, ""), version, version, key, version, row)
-	t.deleteSQL = fmt.Sprintf("DELETE FROM %s WHERE %s = $1 AND %s = $2", from, key, version)
-
-	// A new row's version is written here and not left to the column's default,
-	// which in most tables is a constant: delete, insert, and a version from
-	// before the delete would fit again. A sequence that counts by ones has the
-	// same fault, because versions count by ones too and run ahead of it. The
-	// clock in microseconds is ahead of any version whose row began at a clock
-	// or a constant and was updated less than once a microsecond.
-	insert := func(names, values []string) string {
-		return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON CONFLICT (%s) DO NOTHING RETURNING %s",
-			from, strings.Join(append(names, version), ", "),
-			strings.Join(append(values, "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"), ", "), key, row)
-	}
-	t.insertNewSQL = insert(names, values)
-	t.insertSQL = insert(append(names, key), append(values, fmt.Sprintf("$%d", len(t.set)+1)))
-	return nil
 }
 
 // Get reads the row with the key. The error is ErrNotFound when there is none.
@@ -133,7 +118,7 @@ func (t *Table[T]) Get(ctx context.Context, db DB, key any) (Versioned[T], error
 	if err := t.check(ctx, db, key); err != nil {
 		return Versioned[T]{}, err
 	}
-	row, err := t.look(ctx, db, t.selectSQL, key)
+	row, err := t.look(ctx, db, t.selectSQL, t.args(key)...)
 	if err != nil {
 		return Versioned[T]{}, t.fail("get", db, key, err)
 	}
@@ -149,31 +134,24 @@ type row[T any] struct {
 }
 
 // look reads one row, ErrNotFound when there is none.
-func (t *Table[T]) look(ctx context.Context, db DB, sql string, key any) (*row[T], error) {
-	r, err := t.fetch(ctx, db, sql, key)
+func (t *Table[T]) look(ctx context.Context, db DB, sql string, args ...any) (*row[T], error) {
+	r, err := t.fetch(ctx, db, sql, args...)
 	if err == nil && r == nil {
 		err = ErrNotFound
 	}
 	return r, err
 }
 
-// fetch runs one statement and decodes the row it returns; nil is no row. The
-// rows are read to their end, because an error at the end (a deferred
-// constraint, a commit that failed) comes after them.
+// fetch runs one statement and decodes the row it returns; nil is no row.
 func (t *Table[T]) fetch(ctx context.Context, db DB, sql string, args ...any) (*row[T], error) {
-	rows, err := db.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
 	var r *row[T]
 	n := int64(0)
-	for ; rows.Next(); n++ {
-		if r, err = t.decode(rows); err != nil {
-			return nil, &decodeError{err}
-		}
-	}
-	if err := rows.Err(); err != nil {
+	err := each(ctx, db, sql, args, func(rows pgx.Rows) (err error) {
+		n++
+		r, err = t.decode(rows, 0)
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
 	if n > 1 {
@@ -183,9 +161,10 @@ func (t *Table[T]) fetch(ctx context.Context, db DB, sql string, args ...any) (*
 }
 
 // decode scans the version first and by itself, so that a NULL there is
-// reported as what it is and not as a type that doesn't fit.
-func (t *Table[T]) decode(rows pgx.Rows) (*row[T], error) {
-	last := len(t.columns)
+// reported as what it is and not as a type that doesn't fit. It leaves out the
+// first columns of the row, skip of them.
+func (t *Table[T]) decode(rows pgx.Rows, skip int) (*row[T], error) {
+	last := skip + len(t.columns)
 	dest := make([]any, last+1)
 	var version *int64
 	dest[last] = &version
@@ -203,7 +182,7 @@ func (t *Table[T]) decode(rows pgx.Rows) (*row[T], error) {
 	for _, value := range []*T{&r.Value, &r.draft} {
 		v := reflect.ValueOf(value).Elem()
 		for i, c := range t.columns {
-			dest[i] = v.FieldByIndex(c.path).Addr().Interface()
+			dest[skip+i] = v.FieldByIndex(c.path).Addr().Interface()
 		}
 		if err := rows.Scan(dest...); err != nil {
 			return nil, err
@@ -223,22 +202,33 @@ func (t *Table[T]) values(args []any, value *T) []any {
 
 // check refuses bad input before any SQL is sent.
 func (t *Table[T]) check(ctx context.Context, db DB, key any) error {
-	if t == nil || t.err == nil && t.selectSQL == "" {
-		return errors.New("optimistic: this Table was not made by NewTable")
+	if err := t.made(); err != nil {
+		return err
 	}
-	if t.err != nil {
-		return t.err
-	}
-	if v := reflect.ValueOf(key); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
-		return fmt.Errorf("optimistic: table %q: key is nil (%T), which equals no key", t.name, key)
+	if err := t.checkKey(key); err != nil {
+		return fmt.Errorf("optimistic: table %q: %w", t.name, err)
 	}
 	return checkDB(ctx, db)
 }
 
+// made refuses a Table that NewTable didn't make, or made of bad arguments.
+func (t *Table[T]) made() error {
+	if t == nil || t.err == nil && t.selectSQL == "" {
+		return errors.New("optimistic: this Table was not made by NewTable")
+	}
+	return t.err
+}
+
 // fail words an error of the database.
 func (t *Table[T]) fail(verb string, db DB, key any, err error) error {
+	return fmt.Errorf("%s %s, key %v: %w%s", verb, t.name, key, outside(db, err), remedy(err))
+}
+
+// outside adds to an error that aborts the caller's transaction what can be done
+// about it.
+func outside(db DB, err error) error {
 	if code := sqlState(err); joined(db) && (code == serializationFailure || code == deadlockDetected) {
-		err = fmt.Errorf("%w: %w", ErrRetryOutside, err)
+		return fmt.Errorf("%w: %w", ErrRetryOutside, err)
 	}
-	return fmt.Errorf("%s %s, key %v: %w%s", verb, t.name, key, err, remedy(err))
+	return err
 }

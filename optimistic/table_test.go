@@ -156,7 +156,7 @@ func TestTable_WrongSchema(t *testing.T) {
 	_, _, err = optimistic.NewTable[account]("small").Insert(ctx, pool, 1, account{})
 	check(err, "22003", "bigint")
 	_, _, err = optimistic.NewTable[struct{ Twice int }]("computed").Insert(ctx, pool, 1, struct{ Twice int }{1})
-	check(err, "428C9", `db:"-"`)
+	check(err, "428C9", `db:"total,readonly"`)
 	_, err = optimistic.NewTable[struct{ Balance bool }]("accounts").Get(ctx, pool, 1)
 	check(err, "", "balance", "bool")
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 const (
@@ -143,7 +145,7 @@ func (u *updater[T]) giveUp(ctx context.Context, db DB, n int, last error) (now 
 
 func (u *updater[T]) attempt(ctx context.Context, db DB, locked bool) (r *row[T], err error) {
 	if !locked {
-		if r, err = u.look(ctx, db, u.selectSQL, u.key); err == nil {
+		if r, err = u.look(ctx, db, u.selectSQL, u.args(u.key)...); err == nil {
 			r, _, err = u.decide(ctx, db, r, locked)
 		}
 		return r, err
@@ -192,7 +194,7 @@ func (u *updater[T]) decide(ctx context.Context, db DB, now *row[T], locked bool
 func (u *updater[T]) lookLocked(ctx context.Context, db DB) (*row[T], error) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		return u.look(ctx, db, u.lockSQL, u.key)
+		return u.look(ctx, db, u.lockSQL, u.args(u.key)...)
 	}
 	left := time.Until(deadline)
 	wait := max(1, (left - min(left/4, time.Second)).Milliseconds())
@@ -204,7 +206,7 @@ func (u *updater[T]) lookLocked(ctx context.Context, db DB) (*row[T], error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := u.look(ctx, db, u.lockSQL, u.key)
+	r, err := u.look(ctx, db, u.lockSQL, u.args(u.key)...)
 	if err == nil && u.joined {
 		// A savepoint that is released keeps its settings.
 		_, err = lockTimeout(ctx, db, `SELECT '', set_config('lock_timeout', $1, true)`, was)
@@ -214,15 +216,6 @@ func (u *updater[T]) lookLocked(ctx context.Context, db DB) (*row[T], error) {
 
 // lockTimeout sets lock_timeout for the transaction and returns what it was.
 func lockTimeout(ctx context.Context, db DB, sql string, arg any) (was string, err error) {
-	rows, err := db.Query(ctx, sql, arg)
-	if err != nil {
-		return "", err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := rows.Scan(&was, nil); err != nil {
-			return "", err
-		}
-	}
-	return was, rows.Err()
+	err = each(ctx, db, sql, []any{arg}, func(rows pgx.Rows) error { return rows.Scan(&was, nil) })
+	return was, err
 }

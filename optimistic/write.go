@@ -27,16 +27,21 @@ import (
 func (t *Table[T]) Insert(ctx context.Context, db DB, key any, value T) (row Versioned[T], created bool, err error) {
 	const verb = "insert into"
 	drawn := key == nil
+	if err := t.made(); err != nil {
+		return row, false, err
+	}
 	checked := key
 	if drawn {
+		if err := checkDB(ctx, db); err != nil {
+			return row, false, err
+		}
 		checked = "to be drawn"
-	}
-	if err := t.check(ctx, db, checked); err != nil {
+	} else if err := t.check(ctx, db, key); err != nil {
 		return row, false, err
 	}
 	sql, args := t.insertNewSQL, t.values(nil, &value)
 	if !drawn {
-		sql, args = t.insertSQL, append(args, key)
+		sql, args = t.insertSQL, append(args, t.args(key)...)
 	}
 	// Twice, because the row in the way may be deleted before it is looked at.
 	for range 2 {
@@ -49,7 +54,7 @@ func (t *Table[T]) Insert(ctx context.Context, db DB, key any, value T) (row Ver
 		case drawn:
 			return row, false, t.fail(verb, db, checked, ErrVetoed)
 		}
-		r, err = t.look(ctx, db, t.selectSQL, key)
+		r, err = t.look(ctx, db, t.selectSQL, t.args(key)...)
 		if err == nil {
 			return r.Versioned, false, nil
 		}
@@ -88,6 +93,28 @@ func (t *Table[T]) CompareAndSet(ctx context.Context, db DB, key any, version in
 	return now, t.fail("compare and set", db, key, err)
 }
 
+// Touch counts the row's version up by one if the row is still at version, and
+// changes nothing else. It is for the root of an aggregate, whose parts stand in
+// other tables: who changes a part touches the root first, in one transaction,
+// and two that change different parts meet there. Its outcomes are those of
+// CompareAndSet.
+//
+// One statement, and when it changed no row a SELECT to tell why:
+//
+//	UPDATE table SET version = version + 1
+//	WHERE id = $1 AND version = $2 RETURNING columns, version
+func (t *Table[T]) Touch(ctx context.Context, db DB, key any, version int64) (Versioned[T], error) {
+	if err := t.check(ctx, db, key); err != nil {
+		return Versioned[T]{}, err
+	}
+	r, err := t.writeRow(ctx, db, t.touchSQL, append(t.args(key), version)...)
+	if r, err = counted(r, version, err); err == nil && r != nil {
+		return r.Versioned, nil
+	}
+	now, err := t.why(ctx, db, key, version, err)
+	return now, t.fail("touch", db, key, err)
+}
+
 // Delete removes the row with the key if it is still at version. Its errors and
 // what they leave behind are those of CompareAndSet, but for the row, which only
 // the *ConflictError has. One statement, and when it removed no row a SELECT to
@@ -100,7 +127,7 @@ func (t *Table[T]) Delete(ctx context.Context, db DB, key any, version int64) er
 	}
 	var gone int64
 	err := write(ctx, db, func(db DB) error {
-		tag, err := db.Exec(ctx, t.deleteSQL, key, version)
+		tag, err := db.Exec(ctx, t.deleteSQL, append(t.args(key), version)...)
 		gone = tag.RowsAffected()
 		return err
 	})
@@ -117,7 +144,12 @@ func (t *Table[T]) Delete(ctx context.Context, db DB, key any, version int64) er
 
 // swap runs the UPDATE. No row and no error is a row that didn't match.
 func (t *Table[T]) swap(ctx context.Context, db DB, key any, version int64, value *T) (*row[T], error) {
-	r, err := t.writeRow(ctx, db, t.updateSQL, t.values([]any{key, version}, value)...)
+	r, err := t.writeRow(ctx, db, t.updateSQL, t.values(append(t.args(key), version), value)...)
+	return counted(r, version, err)
+}
+
+// counted makes an error of a row that was written and didn't count.
+func counted[T any](r *row[T], version int64, err error) (*row[T], error) {
 	if r != nil && r.Version <= version {
 		return nil, fmt.Errorf("written, but a trigger undid the increment and left the row at version %d: until that trigger is gone the column protects nothing", r.Version)
 	}
@@ -142,7 +174,7 @@ func (t *Table[T]) why(ctx context.Context, db DB, key any, version int64, cause
 	if cause != nil && (joined(db) || sqlState(cause) != serializationFailure) {
 		return Versioned[T]{}, cause
 	}
-	r, err := t.look(ctx, db, t.selectSQL, key)
+	r, err := t.look(ctx, db, t.selectSQL, t.args(key)...)
 	switch {
 	case err != nil && cause == nil && !errors.Is(err, ErrNotFound):
 		return Versioned[T]{}, fmt.Errorf("nothing was written, and reading why: %w", err)
