@@ -48,7 +48,7 @@ func TestDown_RefusesWhatIsNotItsOwn(t *testing.T) {
 		"CREATE TYPE pglock.mood AS ENUM ('good')":                                                    "type pglock.mood",
 		"CREATE VIEW public.held AS SELECT name FROM pglock.leases":                                   "view held",
 		"CREATE TABLE public.jobs (lease text REFERENCES pglock.leases)":                              "table jobs",
-		"CREATE TABLE public.log (LIKE pglock.leases); ALTER TABLE public.log INHERIT pglock.leases":  "table log",
+		"CREATE TABLE public.log (LIKE pglock.leases INCLUDING CONSTRAINTS); ALTER TABLE public.log INHERIT pglock.leases":  "table log",
 		"CREATE TABLE public.versions (n bigint DEFAULT pglock.schema_version())":                     "table versions",
 		"CREATE FUNCTION public.held(pglock.leases) RETURNS bool LANGUAGE sql AS 'SELECT true'":       "function held(pglock.leases)",
 		"CREATE INDEX fences_by_token ON pglock.fences (token)":                                       "",

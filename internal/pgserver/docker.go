@@ -23,6 +23,7 @@ const image = "postgres:18-alpine"
 
 // container is a server in Docker.
 type container struct {
+	name     string
 	ctr      *postgres.PostgresContainer
 	watchdog *watchdog
 }
@@ -32,26 +33,31 @@ func startDocker(ctx context.Context, c config) (_ engine, dsn string, err error
 	if err := healthy(ctx); err != nil {
 		return nil, "", err
 	}
-	s := &container{}
+	s := &container{name: "pawl-" + strings.ToLower(rand.Text())}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.remove())
 		}
 	}()
-	name := "pawl-" + strings.ToLower(rand.Text())
 	if !c.outlive {
 		// Testcontainers has a reaper for this, but it is a second image to pull,
 		// often turned off, and takes ten seconds to notice.
-		if s.watchdog, err = watch("container:" + name); err != nil {
+		if s.watchdog, err = watch("container:" + s.name); err != nil {
 			return nil, "", err
 		}
 	}
-	s.ctr, err = postgres.Run(ctx, cmp.Or(os.Getenv("PGLOCK_PG_IMAGE"), image),
-		testcontainers.WithName(name),
+	options := []testcontainers.ContainerCustomizer{
+		testcontainers.WithName(s.name),
 		testcontainers.WithCmd(append([]string{"postgres"}, c.arguments()...)...),
 		postgres.WithPassword(rand.Text()),
 		postgres.BasicWaitStrategies(),
-	)
+	}
+	if c.scratch {
+		options = append(options,
+			testcontainers.WithTmpfs(map[string]string{"/scratch": "mode=1777"}),
+			testcontainers.WithEnv(map[string]string{"PGDATA": "/scratch/data"}))
+	}
+	s.ctr, err = postgres.Run(ctx, cmp.Or(os.Getenv("PGLOCK_PG_IMAGE"), image), options...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -130,3 +136,5 @@ func (s *container) remove() error {
 	}
 	return errors.Join(err, s.watchdog.dismiss())
 }
+
+func (s *container) stopCommand() string { return "docker rm -f -v " + s.name }

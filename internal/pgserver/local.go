@@ -206,6 +206,10 @@ func (s *cluster) remove() error {
 	return errors.Join(err, s.watchdog.dismiss(), removeAll(s.dir), s.owner.Close())
 }
 
+func (s *cluster) stopCommand() string {
+	return fmt.Sprintf("kill -INT $(head -1 %s/postmaster.pid)", s.dataDir())
+}
+
 // removeAll removes a folder in which the last children of a killed server may
 // still be writing.
 func removeAll(dir string) error {

@@ -47,6 +47,7 @@ type engine interface {
 	shutdown(ctx context.Context) error
 	restart(ctx context.Context) error
 	remove() error
+	stopCommand() string
 }
 
 // An Option changes how Start runs the server.
@@ -165,6 +166,9 @@ func (s *Server) Stop() error {
 	s.stop.Do(func() { s.stopErr = s.engine.remove() })
 	return s.stopErr
 }
+
+// StopCommand is for a shell to do what Stop does, after Outlive.
+func (s *Server) StopCommand() string { return s.engine.stopCommand() }
 
 // await returns once the server takes connections, with an error when over is
 // closed or a minute has passed.

@@ -91,11 +91,8 @@ func stop() error {
 	left := 0
 	kept.Range(func(any, any) bool { left++; return true })
 	if left > 0 {
-		how := "kill -INT $(head -1 " + started.server.DataDir() + "/postmaster.pid)"
-		if started.server.Kind() == pgserver.Docker {
-			how = "docker stop"
-		}
-		fmt.Fprintf(os.Stderr, "PGLOCK_PG_KEEP=1: the server still runs, for %d databases of failed tests; stop it by: %s\n", left, how)
+		fmt.Fprintf(os.Stderr, "PGLOCK_PG_KEEP=1: the server still runs, for %d databases of failed tests; stop it by: %s\n",
+			left, started.server.StopCommand())
 		return nil
 	}
 	return started.server.Stop()
@@ -166,6 +163,10 @@ func PoolOn(t testing.TB, dsn string) *pgxpool.Pool {
 // restarted in place.
 func Server(t testing.TB, opts ...pgserver.Option) *pgserver.Server {
 	t.Helper()
+	const want = "a server that can be killed and restarted"
+	if os.Getenv("PGLOCK_PG") == string(pgserver.Docker) {
+		missing(t, "local", want)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	server, err := pgserver.Start(ctx, append([]pgserver.Option{pgserver.Fast()}, opts...)...)
@@ -181,7 +182,7 @@ func Server(t testing.TB, opts ...pgserver.Option) *pgserver.Server {
 		}
 	})
 	if server.DataDir() == "" {
-		missing(t, "local", "a server that can be killed and restarted")
+		missing(t, "local", want)
 	}
 	return server
 }
