@@ -4,6 +4,15 @@
 -- lease row at each statement, with a lock that keeps takers off until the
 -- transaction ends. There is no registry of protected tables: a trigger and its
 -- arguments are all there is, and a dump carries them.
+--
+-- A dump of the whole database restores as it is. One of the tables alone
+-- (pg_dump -n public) wants this schema to be there: apply the migrations, then
+-- restore. Data alone goes into a protected table by --disable-triggers.
+--
+-- An administrator who has to write takes the lease as everybody does:
+--   SELECT * FROM pglock.acquire('{accounts/42}', '10 min');
+--   BEGIN; SELECT pglock.present('accounts/42', 17); UPDATE ...; COMMIT;
+--   SELECT * FROM pglock.release('{accounts/42}', '{17}');
 
 -- +goose Up
 
@@ -96,11 +105,14 @@ $$;
 
 -- Has a table refuse every INSERT, UPDATE, DELETE and TRUNCATE of a transaction
 -- that has not presented a lease whose name is LIKE the pattern. Again with
--- another pattern replaces the first. It is the table's owner's to call, and no
--- bar to the owner, a superuser or session_replication_role = replica; what
--- logical replication applies to a table here is therefore not refused. It ties
--- a table to names of leases, not a row to its lease. A cascade from another
--- table wants a lease even if it hits no row.
+-- another pattern replaces the first. It is the table's owner's to call.
+--
+-- It is no bar to the owner, a superuser, session_replication_role = replica (so
+-- that what logical replication brings is not refused) nor to a role with the
+-- privilege TRIGGER on the table, which GRANT ALL includes and which is enough
+-- to replace a trigger. It ties a table to names of leases, not a row to its
+-- lease, and whoever may call acquire can acquire any name that is free. A
+-- cascade from another table wants a lease even if it hits no row.
 --
 -- A partition attached later has the row triggers at once, but can be truncated
 -- straight until protect is called again: protected_tables lists it as a gap.
@@ -128,6 +140,9 @@ BEGIN
     ELSIF kind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = target) THEN
         RAISE EXCEPTION '% has inheritance children, which would stay open', target
             USING ERRCODE = 'wrong_object_type', HINT = 'Inheritance can''t be protected. Use partitions.';
+    END IF;
+    IF NOT pg_has_role(current_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = target), 'USAGE') THEN
+        RAISE EXCEPTION 'must be owner of table %', target USING ERRCODE = 'insufficient_privilege';
     END IF;
     EXECUTE format('CREATE OR REPLACE TRIGGER pglock_protect BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s
         FOR EACH STATEMENT EXECUTE FUNCTION pglock.refuse_unpresented(%L)', target, pattern);

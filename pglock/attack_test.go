@@ -8,6 +8,7 @@ import (
 	osexec "os/exec"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -23,7 +24,7 @@ type fort struct {
 	owner  *pgxpool.Pool
 	role   string
 	dsn    string // the role's
-	psql   string
+	psql   atomic.Pointer[string]
 	spells *strings.Replacer
 }
 
@@ -87,7 +88,6 @@ func newFort(t testing.TB) *fort {
 	f.role, f.dsn = login(t, f.owner, dsn, appGrants(t, "ROLE")+`
 		GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA public TO ROLE;
 		CREATE SCHEMA evil AUTHORIZATION ROLE`)
-	f.psql = pgtest.Client(t, "psql", dsn)
 	take := func(db querier, name string) string {
 		return fmt.Sprint(one[int64](t, db, `SELECT token FROM pglock.acquire(ARRAY[$1], '1 h') WHERE granted`, name))
 	}
@@ -169,7 +169,13 @@ func (f *fort) byPsql(t *testing.T, level pgx.TxIsoLevel, statements []string) s
 			script += aRow + "\\.\n"
 		}
 	}
-	cmd := osexec.CommandContext(t.Context(), f.psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=sqlstate", "-d", f.dsn)
+	psql := f.psql.Load()
+	if psql == nil {
+		found := pgtest.Client(t, "psql", f.dsn)
+		psql = &found
+		f.psql.Store(psql)
+	}
+	cmd := osexec.CommandContext(t.Context(), *psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=sqlstate", "-d", f.dsn)
 	cmd.Stdin = strings.NewReader(script + "COMMIT;\n")
 	out, err := cmd.CombinedOutput()
 	m := psqlState.FindSubmatch(out)

@@ -139,6 +139,24 @@ func TestRoles_Refused(t *testing.T) {
 	})
 }
 
+// The privilege TRIGGER is enough to replace a trigger: protect refuses, and
+// PostgreSQL itself doesn't, as the comment on protect says.
+func TestRoles_TriggerPrivilege(t *testing.T) {
+	t.Parallel()
+	f := newFort(t)
+	exec(t, f.owner, `GRANT TRIGGER ON accounts TO `+f.role)
+	for _, tt := range []struct{ sql, want string }{
+		{`SELECT pglock.protect('accounts', '%')`, "42501"},
+		{`SELECT pglock.unprotect('accounts')`, "42501"},
+		{`CREATE OR REPLACE TRIGGER pglock_protect BEFORE UPDATE ON accounts
+			FOR EACH STATEMENT EXECUTE FUNCTION pglock.refuse_unpresented('%')`, ""},
+	} {
+		if state := paths[0].run(f, t, pgx.ReadCommitted, []string{tt.sql}); state != tt.want {
+			t.Errorf("%s: SQLSTATE %q, want %q", tt.sql, state, tt.want)
+		}
+	}
+}
+
 // Who may call fence is believed: a huge token shuts the resource out, and an
 // administrator sets it back.
 func TestRoles_ResetFence(t *testing.T) {
