@@ -25,12 +25,14 @@ CREATE FUNCTION pglock.present(name text, token bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    claims jsonb := coalesce(nullif(current_setting('pglock.presented', true), ''), '[]');
-    claim  jsonb := jsonb_build_array(jsonb_build_array(present.name, present.token));
+    claims text := nullif(current_setting('pglock.presented', true), '');
+    claim  text := format('[[%s, %s]]', to_json(present.name), present.token);
 BEGIN
     PERFORM pglock.guard(present.name, present.token);
-    IF NOT claims @> claim THEN
-        PERFORM set_config('pglock.presented', (claims || claim)::text, true);
+    IF claims IS NULL THEN
+        claims := set_config('pglock.presented', claim, true);
+    ELSIF NOT claims::jsonb @> claim::jsonb THEN
+        claims := set_config('pglock.presented', (claims::jsonb || claim::jsonb)::text, true);
     END IF;
 END
 $$;

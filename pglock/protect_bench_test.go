@@ -13,11 +13,19 @@ import (
 )
 
 // What protection costs the writer: an UPDATE of 10 rows, and ten of them in a
-// transaction, on a server that is as careful with its disk as one in use.
+// transaction, on a server that is as careful with its disk as one in use is.
 // Presenting is a statement more in the transaction; present/ has it without a
 // protected table, so that the trigger's part is the difference.
 func BenchmarkProtect(b *testing.B) {
-	server := pgtest.Server(b, pgserver.With("fsync", "on"), pgserver.With("full_page_writes", "on"), pgserver.With("shared_buffers", "128MB"))
+	server, err := pgserver.Start(b.Context(), pgserver.With("shared_buffers", "128MB"), pgserver.With("jit", "off"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := server.Stop(); err != nil {
+			b.Error(err)
+		}
+	})
 	pool := pgtest.PoolOn(b, server.DSN())
 	if err := migrations.Up(b.Context(), pool); err != nil {
 		b.Fatal(err)
