@@ -236,3 +236,40 @@ func TestProtect_DatabaseSQL(t *testing.T) {
 		t.Errorf("the balance is %d, want 99", balance)
 	}
 }
+
+// A write by a claim that was never presented, but is true, holds takers off
+// as a guard does. The mutant looks at the lease and doesn't lock it.
+func TestProtect_AWriteHoldsTakersOff(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	mutate(t, pool, `CREATE FUNCTION mutant.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			PERFORM FROM pglock.leases l WHERE l.name = 'accounts/1' AND l.claim IS NOT NULL
+				AND l.token = (current_setting('pglock.presented')::jsonb -> 0 ->> 1)::bigint;
+			IF NOT FOUND THEN RAISE EXCEPTION 'not held' USING ERRCODE = 'PW002'; END IF;
+			RETURN NULL;
+		END $$`)
+	exec(t, pool, `CREATE TABLE accounts (balance int); INSERT INTO accounts VALUES (100)`)
+	for _, tt := range []struct {
+		protect string
+		taken   bool
+	}{
+		{`SELECT pglock.protect('accounts', 'accounts/%')`, false},
+		{`SELECT pglock.unprotect('accounts')`, true},
+		{`CREATE TRIGGER mutant BEFORE UPDATE ON accounts FOR EACH STATEMENT EXECUTE FUNCTION mutant.refuse()`, true},
+	} {
+		exec(t, pool, tt.protect)
+		for _, level := range levels {
+			expire(t, pool, "accounts/1")
+			token := one[int64](t, pool, `SELECT token FROM pglock.acquire('{accounts/1}', '1 h') WHERE granted`)
+			inTx(t, pool, level, func(tx pgx.Tx) {
+				exec(t, tx, `SELECT set_config('pglock.presented', format('[["accounts/1", %s]]', $1::bigint), true)`, token)
+				exec(t, tx, `UPDATE accounts SET balance = 0`)
+				expire(t, pool, "accounts/1")
+				if taken := one[bool](t, pool, `SELECT granted FROM pglock.acquire('{accounts/1}', '1 h')`); taken != tt.taken {
+					t.Errorf("%s, %s: taken beside the write: %t, want %t", tt.protect, level, taken, tt.taken)
+				}
+			})
+		}
+	}
+}
