@@ -13,9 +13,10 @@ import (
 )
 
 // DB is where a statement runs. *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn and
-// pgx.Tx satisfy it. Given a pgx.Tx, or a connection inside a transaction, the
-// functions of this package join that transaction and never end it; given
-// anything else they commit what they do.
+// pgx.Tx satisfy it; SQL and SQLTx make one of a *sql.DB and a *sql.Tx. Given a
+// transaction, or a connection inside one, the functions of this package join
+// that transaction and never end it; given anything else they commit what they
+// do.
 type DB interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
@@ -34,7 +35,7 @@ func checkDB(ctx context.Context, db DB) error {
 // joined says whether db stands in a transaction that the caller began.
 func joined(db DB) bool {
 	switch d := db.(type) {
-	case pgx.Tx:
+	case pgx.Tx, *sqlTx:
 		return true
 	case *pgx.Conn:
 		return d.PgConn().TxStatus() != 'I'
@@ -48,6 +49,9 @@ func joined(db DB) bool {
 // are read to their end, because an error at the end (a deferred constraint, a
 // commit that failed) comes after them.
 func each(ctx context.Context, db DB, sql string, args []any, fn func(pgx.Rows) error) error {
+	if tx, ok := db.(*sqlTx); ok {
+		return tx.each(ctx, sql, args, fn)
+	}
 	rows, err := db.Query(ctx, sql, args...)
 	if err != nil {
 		return err
@@ -88,6 +92,13 @@ func write(ctx context.Context, db DB, stmt func(DB) error) error {
 		}
 		defer c.Release()
 		db, conn = c, c.Conn()
+	case *sqlDB:
+		c, release, err := d.acquire(ctx)
+		if err != nil {
+			return err
+		}
+		defer release()
+		db, conn = c, c
 	case *pgxpool.Conn:
 		conn = d.Conn()
 	case *pgx.Conn:

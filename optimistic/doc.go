@@ -5,6 +5,8 @@
 //
 //	the version comes from               take
 //	a person, a form, an If-Match        Table.CompareAndSet, Table.Delete: never retry
+//	a person, for many rows              Table.CompareAndSetMany: one statement
+//	a person, for a part of an aggregate Table.Touch on its root, first
 //	this program, a moment ago           Table.Update: reads, calls your function, retries
 //	SQL of your own                      Exec: makes sure that it changed one row
 //	nowhere: SET n = n + 1 commutes      the plain UPDATE, which needs no version
@@ -28,6 +30,10 @@
 //		version bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 //	);
 //
+// The key may have several columns: see WithKey. That is what a partitioned table
+// needs, whose unique key contains the partition key. Table.Verify says what is
+// wrong with a table, all at once.
+//
 // In a table that has rows already the constant comes first, so that it isn't
 // rewritten:
 //
@@ -46,7 +52,8 @@
 // can carry them.
 //
 // Every other writer has to count too: an UPDATE that leaves the version alone
-// is one that nobody notices.
+// is one that nobody notices. SELECT pglock.guard_version('accounts') adds a
+// trigger that counts for those who forget.
 //
 // The version is a column and nothing that the server keeps for itself. xmin
 // looks as if it were free, and changes with a dump and restore.
@@ -54,12 +61,12 @@
 // # In a transaction of yours
 //
 // Functions take a pool or a connection, and commit by themselves, or your
-// pgx.Tx, and leave COMMIT to you. There the isolation level decides what a
+// pgx.Tx, and leave COMMIT to you. SQL and SQLTx do the same for database/sql. There the isolation level decides what a
 // writer who came too late is told:
 //
 //	                     READ COMMITTED       REPEATABLE READ, SERIALIZABLE
-//	CompareAndSet        ErrConflict          ErrRetryOutside if the row changed after the
-//	Delete, Exec                              snapshot, ErrConflict if it had before
+//	CompareAndSet, …Many ErrConflict          ErrRetryOutside if the row changed after the
+//	Touch, Delete, Exec                       snapshot, ErrConflict if it had before
 //	Update               retries inside       ErrRetryOutside
 //	tx afterwards        usable               aborted after ErrRetryOutside
 //	the current row is   the newest           the snapshot's
@@ -76,6 +83,14 @@
 // ends while a statement runs ends the connection too, by pgx's default; with
 // pgconn.CancelRequestContextWatcherHandler in the pool's config the server is
 // asked to stop instead, and mostly says that it did.
+//
+// # Over HTTP
+//
+// A version makes a strong ETag. IfMatch and IfNoneMatch read what a client
+// sends back, and Status says an error in HTTP's words: examples/httpetag is a
+// server and a client.
+//
+// # What no client can see
 //
 // Not seen is a wait for a synchronous standby that was cancelled on the server:
 // PostgreSQL reports it as success with a warning.

@@ -32,6 +32,18 @@ var (
 	// another row wasn't. Found in the outcomes of CompareAndSetMany.
 	ErrHeldBack = errors.New("optimistic: held back because of another row")
 
+	// ErrSchema says that the table isn't what this package needs. Returned by
+	// Verify, as a *SchemaError.
+	ErrSchema = errors.New("optimistic: the table is not as it has to be")
+
+	// ErrPreconditionRequired says that a request has no If-Match (428),
+	// ErrPreconditionFailed that none of its tags is the row's (412), and
+	// ErrBadPrecondition that they can't be read (400). Returned by IfMatch,
+	// IfNoneMatch and Match.Version.
+	ErrPreconditionRequired = errors.New("optimistic: a precondition is required")
+	ErrPreconditionFailed   = errors.New("optimistic: the precondition failed")
+	ErrBadPrecondition      = errors.New("optimistic: the precondition can't be read")
+
 	// ErrUnknownCommit says that the connection broke, or the context ended,
 	// after the write or its COMMIT was sent and before the answer came: it may
 	// have been done, it may even be done later, by a server process that is

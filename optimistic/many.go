@@ -45,7 +45,8 @@ const maxParameters = 65535
 // CompareAndSetMany does what CompareAndSet does to many rows in one statement:
 // all of them or, if one isn't at its version, none, unless Partial says
 // otherwise. The outcomes are in the order of the changes. Like CompareAndSet it
-// never retries. The error is nil only if every row was written; it counts the
+// never retries with other versions; a statement of its own that the server
+// broke off (40001, 40P01) is repeated as it was, a few times. The error is nil only if every row was written; it counts the
 // rows that weren't and holds the error of the first.
 //
 // The rows are locked in the order of their keys before any is compared, so that
@@ -80,9 +81,7 @@ func (t *Table[T]) CompareAndSetMany(ctx context.Context, db DB, changes []Chang
 		return each(ctx, db, sql, args, m.scan)
 	}
 	err := write(ctx, db, run)
-	if sqlState(err) == serializationFailure && !joined(db) {
-		// The database's default isolation is above READ COMMITTED. Nothing was
-		// written; where it counts the newest row it will say which one.
+	for n := 1; n < updateAttempts && brokenOff(db, err) && pause(ctx, n); n++ {
 		err = within(ctx, db, func(db DB) (bool, error) { err := run(db); return err == nil, err })
 	}
 	if err = m.vetoes(err); err == nil {
@@ -92,6 +91,14 @@ func (t *Table[T]) CompareAndSetMany(ctx context.Context, db DB, changes []Chang
 		return nil, fmt.Errorf("compare and set many in %s: %w%s", t.name, outside(db, err), remedy(err))
 	}
 	return m.outcomes, m.sum()
+}
+
+// brokenOff says that nothing was written and that the same comparison may be
+// made again: the database's default isolation is above READ COMMITTED, or a
+// writer that locks these rows in another order made a deadlock.
+func brokenOff(db DB, err error) bool {
+	code := sqlState(err)
+	return !joined(db) && !errors.Is(err, ErrUnknownCommit) && (code == serializationFailure || code == deadlockDetected)
 }
 
 func (t *Table[T]) checkMany(changes []Change[T]) error {

@@ -22,6 +22,10 @@ func everyMethod[T any](ctx context.Context, table *optimistic.Table[T], db opti
 	do("CompareAndSet", err)
 	_, err = table.Update(ctx, db, key, func(v T) (T, error) { return v, nil })
 	do("Update", err)
+	_, err = table.Touch(ctx, db, key, 1)
+	do("Touch", err)
+	_, err = table.CompareAndSetMany(ctx, db, []optimistic.Change[T]{{Key: key, Version: 1, Value: value}})
+	do("CompareAndSetMany", err)
 	do("Delete", table.Delete(ctx, db, key, 1))
 	if key != nil {
 		_, _, err = table.Insert(ctx, db, key, value)
