@@ -21,7 +21,7 @@ func TestClock_L32_NoClientTimeInAnyStatement(t *testing.T) {
 	direct := pgtest.PoolOn(t, dsn)
 	pool, spy := spied(t, dsn)
 	c := newClient(t, pool)
-	l := acquire(t, c, "timeless", 3*time.Second)
+	l := acquire(t, c, "timeless", 6*time.Second)
 	var wg sync.WaitGroup
 	wg.Go(func() { _, _ = c.Acquire(t.Context(), "timeless", time.Minute) })
 	waiting(t, direct, "timeless", 1)

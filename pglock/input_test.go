@@ -161,7 +161,7 @@ func TestInput_L12_NamesAreBytes(t *testing.T) {
 			c := newClient(t, pool, pglock.WithOwner(`{"o", 'w\`))
 			var held []*pglock.Lease
 			for _, name := range names {
-				l, err := c.TryAcquire(t.Context(), name, 3*time.Second, pglock.WithMetadata(map[string]string{name: name}))
+				l, err := c.TryAcquire(t.Context(), name, 10*time.Second, pglock.WithMetadata(map[string]string{name: name}))
 				if err != nil {
 					t.Fatalf("%q: %v", name, err)
 				}

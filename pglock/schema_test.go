@@ -126,7 +126,7 @@ func TestGrants(t *testing.T) {
 	}
 	t.Run("both, and nothing on the tables", func(t *testing.T) {
 		pool := asRole(t, owner, `GRANT USAGE ON SCHEMA pglock TO ROLE; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock TO ROLE`)
-		l := acquire(t, newClient(t, pool), "app", 3*time.Second)
+		l := acquire(t, newClient(t, pool), "app", 6*time.Second)
 		until(t, owner, "a renewal", `SELECT expires_at > acquired_at + ttl FROM pglock.leases WHERE name = 'app'`)
 		if err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 			return pglock.Fence(ctx, tx, "app", l.Token())

@@ -197,7 +197,7 @@ func TestServer_L31_OneOfTwoHosts(t *testing.T) {
 		config.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	})
 	c := newClient(t, mine)
-	l := acquire(t, c, "kept", 3*time.Second)
+	l := acquire(t, c, "kept", 6*time.Second)
 	for _, wire := range []*pgtest.Wire{first, second} {
 		renewed(t, direct, "kept")
 		wire.Cut()

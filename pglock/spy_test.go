@@ -14,12 +14,13 @@ import (
 type spy struct {
 	mu       sync.Mutex
 	connects int
-	sent     []statement
+	sent     []*statement
 }
 
 type statement struct {
-	sql  string
-	args []any
+	sql      string
+	args     []any
+	answered bool
 }
 
 // poolBy returns a pool on the DSN whose configuration edit has changed.
@@ -47,7 +48,7 @@ func spied(t testing.TB, dsn string) (*pgxpool.Pool, *spy) {
 }
 
 // heard returns the statements sent so far that contain part.
-func (s *spy) heard(part string) (found []statement) {
+func (s *spy) heard(part string) (found []*statement) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, st := range s.sent {
@@ -65,10 +66,24 @@ func (s *spy) used() (connects, statements int) {
 	return s.connects, len(s.sent)
 }
 
-func (s *spy) note(sql string, args []any) {
+func (s *spy) note(sql string, args []any) *statement {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sent = append(s.sent, statement{sql, args})
+	st := &statement{sql: sql, args: args}
+	s.sent = append(s.sent, st)
+	return st
+}
+
+// answers counts the statements with part that were answered without an error.
+func (s *spy) answers(part string) (n int) {
+	for _, st := range s.heard(part) {
+		s.mu.Lock()
+		if st.answered {
+			n++
+		}
+		s.mu.Unlock()
+	}
+	return n
 }
 
 func (s *spy) TraceConnectStart(ctx context.Context, _ pgx.TraceConnectStartData) context.Context {
@@ -79,8 +94,13 @@ func (s *spy) TraceConnectStart(ctx context.Context, _ pgx.TraceConnectStartData
 }
 
 func (s *spy) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	s.note(data.SQL, data.Args)
-	return ctx
+	return context.WithValue(ctx, s, s.note(data.SQL, data.Args))
+}
+
+func (s *spy) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ctx.Value(s).(*statement).answered = data.Err == nil
 }
 
 func (s *spy) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
@@ -92,5 +112,4 @@ func (s *spy) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatch
 }
 
 func (s *spy) TraceConnectEnd(context.Context, pgx.TraceConnectEndData)        {}
-func (s *spy) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 func (s *spy) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
