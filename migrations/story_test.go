@@ -10,7 +10,7 @@ import (
 	"github.com/pawl-go/pawl/internal/pgtest"
 )
 
-// psql plays the whole story, with no Go in sight, and says what story.out has.
+// psql plays the whole story, with no Go in sight, and says what story.txt has.
 func TestStory(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.DSN(t)
@@ -27,7 +27,7 @@ func TestStory(t *testing.T) {
 	if err != nil {
 		t.Errorf("%v", err)
 	}
-	want, err := os.ReadFile("testdata/story.out")
+	want, err := os.ReadFile("testdata/story.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
