@@ -84,7 +84,18 @@ func contend(b *testing.B, c contender, rows, goroutines int, thinking time.Dura
 	pool := newPool(b, fmt.Sprintf(`
 		CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL, version bigint NOT NULL) WITH (fillfactor = 50);
 		INSERT INTO accounts SELECT n, 0, 1 FROM generate_series(1, %d) n`, rows),
-		func(c *pgxpool.Config) { c.MaxConns, c.MinConns = int32(goroutines), int32(goroutines) })
+		func(c *pgxpool.Config) { c.MaxConns = int32(goroutines) })
+	// Connected before the clock runs: a new connection costs more than an update.
+	conns := make([]*pgxpool.Conn, goroutines)
+	for i := range conns {
+		var err error
+		if conns[i], err = pool.Acquire(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for _, conn := range conns {
+		conn.Release()
+	}
 	think := func() {
 		if thinking > 0 {
 			time.Sleep(thinking)

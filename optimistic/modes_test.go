@@ -70,6 +70,10 @@ func TestStatements(t *testing.T) {
 		{"Get", func(db optimistic.DB) { _, _ = accounts.Get(ctx, db, 1) }, "SELECT", "SELECT"},
 		{"Insert", func(db optimistic.DB) { _, _, _ = accounts.Insert(ctx, db, 3, account{}) }, "INSERT", "INSERT SELECT"},
 		{"CompareAndSet", func(db optimistic.DB) { _, _ = accounts.CompareAndSet(ctx, db, 2, 1, account{}) }, "UPDATE", "UPDATE SELECT"},
+		{"Touch", func(db optimistic.DB) { _, _ = accounts.Touch(ctx, db, 2, 9) }, "UPDATE SELECT", "UPDATE SELECT"},
+		{"CompareAndSetMany", func(db optimistic.DB) {
+			_, _ = accounts.CompareAndSetMany(ctx, db, []change{{1, 9, account{}}, {2, 9, account{}}})
+		}, "WITH", "WITH"},
 		{"Delete", func(db optimistic.DB) { _ = accounts.Delete(ctx, db, 2, 2) }, "DELETE", "DELETE SELECT"},
 		{"Update", func(db optimistic.DB) { _, _ = accounts.Update(ctx, db, 1, deposit(1)) }, "SELECT UPDATE", "SELECT UPDATE"},
 		{"Update under lock", escalate(ctx),
