@@ -126,13 +126,13 @@
 // lease itself with each statement. InTx presents its lease; [Present] is Guard
 // that does so in a transaction of yours; [Explain] turns the refusal into an
 // error of this package. The table is tied to names, not each row to its lease,
-// and the table's owner, a superuser and session_replication_role = replica can
-// get around it.
+// and the table's owner, a superuser, a role with the privilege TRIGGER on it and
+// session_replication_role = replica can get around it.
 //
 // # Failover
 //
 // With synchronous replication the commit of a grant waits for the standby; where
-// that wait was cancelled, TryAcquire returns an error and no lease. With
+// that wait was cancelled, acquiring returns an error and no lease. With
 // asynchronous replication the last grants can be lost: the new primary may grant
 // a lease that somebody still believes to hold, until the next renewal tells.
 // Guard on the new primary refuses the one whose grant was lost.
