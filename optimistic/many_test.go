@@ -269,14 +269,21 @@ func TestCompareAndSetMany_NoDeadlock(t *testing.T) {
 		t.Errorf("versions count %d updates, reported were %d", sum, written.Load())
 	}
 
-	// The control: the same list, joined without an order.
+	// The control: the same list, joined without an order, by a plan that takes
+	// the rows as they are listed. A hash join would happen to take them as they
+	// are stored.
+	unordered := newPoolOn(t, pool, func(c *pgxpool.Config) {
+		for _, plan := range []string{"enable_hashjoin", "enable_mergejoin", "enable_seqscan", "enable_bitmapscan"} {
+			c.ConnConfig.RuntimeParams[plan] = "off"
+		}
+	})
 	for range 10 {
 		calls, deadlocks := writeAll(limit, func(ctx context.Context, changes []change) error {
 			var ids, versions []int64
 			for _, c := range changes {
 				ids, versions = append(ids, c.Key.(int64)), append(versions, c.Version)
 			}
-			_, err := pool.Exec(ctx, `UPDATE accounts t SET balance = 0, version = t.version + 1
+			_, err := unordered.Exec(ctx, `UPDATE accounts t SET balance = 0, version = t.version + 1
 				FROM unnest($1::bigint[], $2::bigint[]) c (id, version) WHERE t.id = c.id AND t.version = c.version`, ids, versions)
 			return err
 		})
