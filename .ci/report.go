@@ -17,6 +17,7 @@ import (
 
 type event struct {
 	Action, Package, Test, ImportPath, Output string
+	Elapsed                                   float64
 }
 
 func main() {
@@ -41,7 +42,7 @@ func main() {
 			continue
 		case "pass":
 			if e.Test == "" {
-				fmt.Print(closing(output[key]))
+				fmt.Print(closing(e, output[key]))
 			}
 		case "fail", "build-fail":
 			failed = true
@@ -74,12 +75,13 @@ func main() {
 	}
 }
 
-// closing is the line that go test without flags prints of a package.
-func closing(output []string) string {
+// closing is the line that go test without flags prints of a package that
+// passed; a test program that is run by itself prints none.
+func closing(e event, output []string) string {
 	for _, line := range output {
 		if strings.HasPrefix(line, "ok  \t") {
 			return line
 		}
 	}
-	return ""
+	return fmt.Sprintf("ok  \t%s\t%.3fs\n", e.Package, e.Elapsed)
 }

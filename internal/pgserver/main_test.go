@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,6 +24,13 @@ const roleEnv = "PAWL_TEST_ROLE"
 func TestMain(m *testing.M) {
 	role, ok := os.LookupEnv(roleEnv)
 	if !ok {
+		// Who is started in the background, by a shell or nohup, ignores these, and
+		// so would the players. What is handled here is the default for them.
+		for _, ignored := range []os.Signal{os.Interrupt, syscall.SIGHUP} {
+			if signal.Ignored(ignored) {
+				signal.Notify(make(chan os.Signal, 1), ignored)
+			}
+		}
 		os.Exit(m.Run())
 	}
 	if err := play(strings.Fields(role)); err != nil {
