@@ -70,6 +70,21 @@ END
 $$;
 -- +goose StatementEnd
 
+-- A token that was answered must not be lost in a crash, or it would come back,
+-- and a renewal neither: where commits are set not to wait for the disk, those
+-- of the protocol do. The setting is the transaction's, and outlives the function.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.insist_on_commit() RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'local', true);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
 -- The next token, for the SET list of an UPDATE that takes a lease.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.draw(before bigint) RETURNS bigint
@@ -78,6 +93,7 @@ AS $$
 DECLARE
     drawn bigint := nextval('pglock.leases_token_seq');
 BEGIN
+    PERFORM pglock.insist_on_commit();
     IF drawn <= before THEN
         RAISE EXCEPTION 'token regression: % was drawn after %', drawn, before
             USING ERRCODE = 'PW003',
@@ -95,6 +111,7 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock FROM PUBLIC;
 
 -- +goose Down
 DROP FUNCTION pglock.draw(bigint);
+DROP FUNCTION pglock.insist_on_commit();
 DROP FUNCTION pglock.check_epoch();
 DROP FUNCTION pglock.new_epoch();
 DROP FUNCTION pglock.turn_epoch(boolean);

@@ -141,9 +141,10 @@ BEGIN
     END LOOP;
 
     moment := clock_timestamp();
-    -- A repeat writes, so that its commit too waits for a synchronous standby.
-    UPDATE pglock.leases AS l SET claim = l.claim
-    WHERE l.name = ANY (acquire.names) AND l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment;
+    -- A repeat locks the row again, so that its commit too waits for a synchronous standby.
+    PERFORM FROM pglock.leases l
+    WHERE l.name = ANY (acquire.names) AND l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment
+    FOR NO KEY UPDATE SKIP LOCKED;
     RETURN QUERY
     SELECT n.name, coalesce(l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment, false),
            l.token, l.holder, l.expires_at - moment, l.expires_at
@@ -199,6 +200,7 @@ DECLARE
     renewed bigint;
 BEGIN
     PERFORM pglock.check_level('renew');
+    PERFORM pglock.insist_on_commit();
     PERFORM pglock.check_pairs(renew.names, renew.tokens);
     SELECT array_agg(h.name) INTO locked FROM (
         SELECT l.name FROM pglock.leases l
@@ -337,6 +339,21 @@ END
 $$;
 -- +goose StatementEnd
 
+-- Above READ COMMITTED a tenure may be younger than the snapshot, which then
+-- shows nothing of it. That is no loss: the transaction has to start over.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.check_snapshot(name text, token bigint, seen bigint) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') AND coalesce(seen, 0) < token THEN
+        RAISE EXCEPTION 'could not serialize access: token % of lease "%" is not in this transaction''s snapshot', token, name
+            USING ERRCODE = 'serialization_failure', HINT = 'Begin the transaction when the lease is held.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
 -- Proves in the caller's transaction that the lease is held, and lets nobody
 -- take it before that transaction ends; raises PW002 when the tenure has
 -- ended, so that nothing of the transaction can commit. FOR KEY SHARE lets
@@ -365,6 +382,7 @@ BEGIN
         reason := 'expired: at ' || lease.expires_at;
     ELSE
         SELECT l.* INTO lease FROM pglock.leases l WHERE l.name = guard.name;
+        PERFORM pglock.check_snapshot(guard.name, guard.token, lease.token);
         reason := CASE
             WHEN lease.name IS NULL THEN 'expired: no lease of that name is known'
             WHEN lease.token = guard.token AND lease.claim IS NULL THEN 'idle: it was released'
@@ -382,6 +400,7 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock FROM PUBLIC;
 
 -- +goose Down
 DROP FUNCTION pglock.guard(text, bigint);
+DROP FUNCTION pglock.check_snapshot(text, bigint, bigint);
 DROP FUNCTION pglock.release(text[], bigint[], interval);
 DROP FUNCTION pglock.row_blockers(text);
 DROP FUNCTION pglock.lock_within(text, interval);

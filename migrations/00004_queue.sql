@@ -85,7 +85,9 @@ BEGIN
             INSERT INTO pglock.waiters AS w (name, claim, channel, holder, role, expires_at, ttl, metadata)
             VALUES (enqueue.name, enqueue.claim, enqueue.channel, enqueue.owner, session_user,
                     clock_timestamp() + enqueue.ttl, enqueue.ttl, enqueue.metadata)
-            ON CONFLICT DO NOTHING;
+            -- A repeat extends the ticket, since its answer is what the client counts from.
+            ON CONFLICT ON CONSTRAINT waiters_claim_key DO UPDATE SET expires_at = excluded.expires_at
+            WHERE w.role = session_user;
             SELECT w.ticket INTO drawn FROM pglock.waiters w WHERE w.claim = enqueue.claim AND w.role = session_user;
             PERFORM FROM pglock.leases l
             WHERE l.name = enqueue.name AND l.expires_at <= clock_timestamp() FOR UPDATE SKIP LOCKED;
@@ -94,7 +96,7 @@ BEGIN
             END IF;
         END IF;
     EXCEPTION WHEN lock_not_available THEN
-        NULL;
+        drawn := NULL;                                        -- the ticket went with the subtransaction
     END;
     RETURN QUERY
     SELECT coalesce(l.claim = enqueue.claim AND l.role = session_user AND l.expires_at > clock_timestamp(), false),
@@ -166,7 +168,8 @@ BEGIN
     PERFORM pglock.check_level('cancel');
     DELETE FROM pglock.waiters w WHERE w.claim = cancel.claim AND w.role = session_user;
     IF NOT FOUND THEN
-        PERFORM pglock.release(ARRAY[l.name], ARRAY[l.token], interval '0')
+        -- Somebody's enqueue may have the row for a moment.
+        PERFORM pglock.release(ARRAY[l.name], ARRAY[l.token], interval '1 s')
         FROM pglock.leases l WHERE l.name = cancel.name AND l.claim = cancel.claim;
     END IF;
 END

@@ -87,6 +87,7 @@ BEGIN
                   HINT = 'Present the lease that stands for this table.';
     END IF;
     SELECT l.* INTO lease FROM pglock.leases l WHERE l.name = matched;
+    PERFORM pglock.check_snapshot(matched, shown, lease.token);
     IF lease.token > shown THEN
         RAISE EXCEPTION 'table % is fenced: lease "%" was presented with token %, and token % was granted since',
                         TG_RELID::regclass, matched, shown, lease.token

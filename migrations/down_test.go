@@ -76,6 +76,27 @@ func TestDown_RefusesWhatIsNotItsOwn(t *testing.T) {
 	}
 }
 
+// A newer program has migrated the database: an older one goes on with it, and
+// does not tear down what it doesn't know.
+func TestUpAndDown_NewerDatabase(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	do(t, pool, "INSERT INTO pglock.goose_db_version (version_id, is_applied) VALUES (9999, true)")
+	if err := migrations.Up(t.Context(), pool); err != nil {
+		t.Errorf("up: %v", err)
+	}
+	if err := migrations.Down(t.Context(), pool); err == nil || !strings.Contains(err.Error(), "at version 9999") {
+		t.Errorf("down: %v", err)
+	}
+	if !applied(t, pool) {
+		t.Error("refused, and taken back all the same")
+	}
+	do(t, pool, "DELETE FROM pglock.goose_db_version WHERE version_id = 9999")
+	if err := migrations.Down(t.Context(), pool); err != nil {
+		t.Errorf("down from what it knows: %v", err)
+	}
+}
+
 // A transaction that somebody forgot must not hold Down up for ever, nor all
 // the others who then wait behind Down.
 func TestDown_IdleTransaction(t *testing.T) {

@@ -25,8 +25,8 @@ import (
 //go:embed *.sql
 var FS embed.FS
 
-// Up applies what is missing of the migrations. Where nothing is missing it
-// reads one table and takes no lock. Any number of processes may call it at
+// Up applies what is missing of the migrations. Where nothing is missing, or a
+// newer program has applied more, it reads one table and takes no lock. Any number of processes may call it at
 // once; the others wait for the one that is at work, for five minutes at most.
 //
 // It works on a connection of its own with the settings of the pool, so that
@@ -69,9 +69,9 @@ func up(ctx context.Context, pool *pgxpool.Pool, files fs.FS) error {
 // schema: all leases and fences are gone, and with them the order of tokens.
 // Where there is nothing to take back it does nothing.
 //
-// It refuses before anything is changed what Up refuses, and while something
-// that is not Pawl's stands in the schema or depends on what does; the error
-// lists it. After any other error some migrations may be taken back; Down goes
+// It refuses before anything is changed what Up refuses, a database that a
+// newer program has migrated, and while something that is not Pawl's stands in
+// the schema or depends on what does; the error lists it. After any other error some migrations may be taken back; Down goes
 // on from there when called again, and Up restores what is missing.
 func Down(ctx context.Context, pool *pgxpool.Pool) error {
 	err := run(ctx, pool, FS, func(db *sql.DB, p *goose.Provider) error {
@@ -84,6 +84,13 @@ func Down(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 		if err := checkForeign(ctx, db); err != nil {
 			return err
+		}
+		current, known, err := p.GetVersions(ctx)
+		if err != nil {
+			return err
+		}
+		if current > known {
+			return fmt.Errorf("the database is at version %d, this program knows the way back from %d: use one that is as new as the database", current, known)
 		}
 		if _, err := p.DownTo(ctx, 0); err != nil {
 			return explain(ctx, db, err)

@@ -93,12 +93,7 @@ func explain(err error) error {
 			return fmt.Errorf("%w: %w", ErrNoSchema, err)
 		}
 	case "42501": // no privilege
-		if strings.Contains(pg.Message, "schema pglock") {
-			return fmt.Errorf("pglock: the role may not use the schema: GRANT USAGE ON SCHEMA pglock TO its name: %w", err)
-		}
-		if name, is := strings.CutPrefix(pg.Message, "permission denied for function "); is {
-			return fmt.Errorf("pglock: the role may not call a function: GRANT EXECUTE ON FUNCTION pglock.%s TO its name: %w", name, err)
-		}
+		return fmt.Errorf("pglock: the role lacks a grant: GRANT USAGE ON SCHEMA pglock, GRANT EXECUTE ON FUNCTION pglock.… (README, The schema, has them all): %w", err)
 	case "25006": // read-only transaction
 		return fmt.Errorf("%w: it takes no writes (a standby, or default_transaction_read_only): connect to the primary: %w", errUnfit, err)
 	}
@@ -112,10 +107,10 @@ func astray(err error) bool {
 	return errors.As(err, &pg) && (pg.Code == "25006" || strings.HasPrefix(pg.Code, "57P"))
 }
 
-// lost says whether the answer was lost, so that the call may have had its
+// unanswered says whether the answer was lost, so that the call may have had its
 // effect and is worth repeating: the connection broke, or the server is
 // shutting down.
-func lost(err error) bool {
+func unanswered(err error) bool {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
 		return astray(err) || strings.HasPrefix(pg.Code, "08")
@@ -132,7 +127,7 @@ func lost(err error) bool {
 // the effect of one. It reports whether an earlier call may have had its effect.
 func repeat(ctx context.Context, call func() error) (repeated bool, err error) {
 	for try := 1; ; try++ {
-		if err = call(); err == nil || !lost(err) || ctx.Err() != nil || try == attempts {
+		if err = call(); err == nil || !unanswered(err) || ctx.Err() != nil || try == attempts {
 			return repeated, err
 		}
 		repeated = true

@@ -34,6 +34,7 @@ type Client struct {
 	closed  bool
 	handles map[handle]struct{}
 	pending sync.WaitGroup // calls that may yet add a handle
+	running sync.WaitGroup // functions of WithLease, WithLock and Elect
 }
 
 // handle is what Close releases one by one.
@@ -69,11 +70,13 @@ func New(pool *pgxpool.Pool, opts ...Option) *Client {
 	return c
 }
 
-// Close releases every lease and lock that the client holds, the leases in one
-// statement, and then closes the client's own connections. Waiting calls end
-// with ErrClosed, and so do later ones. A release goes on for up to 5 s after
-// ctx has ended; what could not be released is in the error, and what is a
-// lease then ends with its TTL. A second Close returns nil.
+// Close ends the contexts of the functions that WithLease, WithLock and Elect are
+// running, and waits for them to return until ctx ends. Then it releases every
+// lease and lock that the client holds, the leases in one statement, and closes
+// the client's own connections. Waiting calls end with ErrClosed, and so do later
+// ones. A release goes on for up to 5 s after ctx has ended; what could not be
+// released is in the error, and what is a lease then ends with its TTL. A second
+// Close returns nil.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if c.closed {
@@ -85,6 +88,12 @@ func (c *Client) Close(ctx context.Context) error {
 
 	c.endLife(ErrClosed)
 	c.pending.Wait()
+	returned := make(chan struct{})
+	go func() { c.running.Wait(); close(returned) }()
+	select {
+	case <-returned:
+	case <-ctx.Done():
+	}
 
 	c.mu.Lock()
 	held := make([]handle, 0, len(c.handles))
@@ -123,6 +132,26 @@ func (c *Client) enter(ctx context.Context) (_ context.Context, leave func(), _ 
 	return ctx, func() { cancel(); c.pending.Done() }, nil
 }
 
+// begin admits a function that Close waits for; leave must be called when it has
+// returned and its lease or lock is released.
+func (c *Client) begin() (leave func(), _ error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, ErrClosed
+	}
+	c.running.Add(1)
+	return c.running.Done, nil
+}
+
+// under returns the context of a function that runs under a lease or a lock: it
+// ends with the caller's, with the lease's or lock's, and when Close begins.
+func (c *Client) under(ctx, held context.Context) (context.Context, context.CancelFunc) {
+	both, cancel := join(ctx, held)
+	all, stop := join(both, c.life)
+	return all, func() { stop(); cancel() }
+}
+
 // keep adds what Close is to release.
 func (c *Client) keep(h handle) {
 	c.mu.Lock()
@@ -140,6 +169,7 @@ func (c *Client) drop(h handle) {
 // dial opens a connection outside any pool.
 func (c *Client) dial(ctx context.Context) (*pgx.Conn, error) {
 	config := c.config.ConnConfig.Copy()
+	config.OnNotification = nil // pgx would hand it what we wait for
 	if c.config.BeforeConnect != nil {
 		if err := c.config.BeforeConnect(ctx, config); err != nil {
 			return nil, fmt.Errorf("pglock: connect: %w", err)

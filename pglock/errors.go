@@ -34,7 +34,7 @@ var (
 
 	// ErrNoSchema says that the database lacks the schema pglock, or that it is
 	// older than this package needs. Returned by whatever is first to use it.
-	ErrNoSchema = errors.New("pglock: schema pglock is missing or too old: run pglock migrate up, or migrations.Up")
+	ErrNoSchema = errors.New("pglock: schema pglock is missing or too old: apply the migrations (run pglock migrate up, migrations.Up or goose)")
 
 	// ErrReleased is what Err returns, and the cause of Context, once the
 	// holder has released: nothing was lost.
@@ -70,10 +70,11 @@ type Cause string
 
 // The causes of a loss.
 const (
-	Expired       Cause = "expired"           // its time ran out and nobody else is known to have it
-	Taken         Cause = "taken"             // its time ran out and somebody else was granted it
-	ForceReleased Cause = "released by force" // its row was freed, but not by this handle
-	Unreachable   Cause = "unreachable"       // the server could not be asked in time, or its answer was lost
+	Expired       Cause = "expired"                // its time ran out and nobody else is known to have it
+	Taken         Cause = "taken"                  // its time ran out and somebody else was granted it
+	GivenBack     Cause = "released by its holder" // the handle was used after its own Release; matches ErrReleased too
+	ForceReleased Cause = "released by force"      // its row was freed, but not by this handle
+	Unreachable   Cause = "unreachable"            // the server could not be asked in time, or its answer was lost
 )
 
 // LostError says which lock was lost and how. It matches ErrLost, and what

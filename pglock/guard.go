@@ -19,6 +19,7 @@ const (
 	codeLost        = "PW002" // the tenure has ended
 	codeUnpresented = "PW004" // a protected table, and no lease was presented
 	codeMismatch    = "PW005" // a protected table, and none of those matches
+	codeCutOff      = "25P03" // idle_in_transaction_session_timeout, which Guard and Fence lower
 )
 
 // Guard proves in the caller's transaction that the lease is held, and lets
@@ -46,8 +47,9 @@ func (l *Lease) Guard(ctx context.Context, tx pgx.Tx) error {
 // write to; several presents add up. It takes a name and a token, for code that
 // was handed a token and has no *Lease; the role must be the one that acquired.
 // What is presented may expire before the transaction ends, and its writes are
-// still accepted: nobody is granted the lease meanwhile. A statement that a protected table refuses aborts the transaction with an
-// error that Explain turns into this package's. One statement:
+// still accepted: nobody is granted the lease meanwhile. A statement that a
+// protected table refuses aborts the transaction with an error that Explain turns
+// into this package's. One statement:
 //
 //	SELECT pglock.present('accounts/42', 17)
 func Present(ctx context.Context, tx pgx.Tx, name string, token Token) error {
@@ -64,17 +66,22 @@ func guarded(name string, token Token, err error) error {
 		return nil
 	}
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == codeLost {
-		return &LostError{Name: name, Token: token, Cause: guardCause(pg.Detail), Err: err}
+		return &LostError{Name: name, Token: token, Cause: guardCause(pg.Detail), Err: fmt.Errorf("%s: %w", pg.Detail, err)}
 	}
 	return fmt.Errorf("guard lease %q: %w", name, explain(err))
 }
 
 // proven ends the lease for this process when the server says that it is lost.
 func (l *Lease) proven(err error) error {
-	if lost, ok := errors.AsType[*LostError](err); ok {
-		l.client.keeper.drop(l)
-		l.lose(lost.Cause, lost.Err)
+	lost, ok := errors.AsType[*LostError](err)
+	if !ok {
+		return err
 	}
+	if context.Cause(l.Context()) == ErrReleased {
+		return l.lost(GivenBack, fmt.Errorf("%w: %w", ErrReleased, lost.Err))
+	}
+	l.client.keeper.drop(l)
+	l.lose(lost.Cause, lost.Err)
 	return err
 }
 
@@ -90,6 +97,10 @@ func Explain(err error) error {
 	}
 	switch pg.Code {
 	case codeFenced:
+		if pg.TableName == "" { // pglock.fence, called by hand
+			_, name, _ := strings.Cut(pg.Message, `"`)
+			return fenced(name[:max(0, strings.LastIndex(name, `"`))], pg, err)
+		}
 		return fenced(pg.SchemaName+"."+pg.TableName, pg, err)
 	case codeLost:
 		lost := &LostError{Cause: guardCause(pg.Detail), Err: err}
@@ -100,7 +111,9 @@ func Explain(err error) error {
 		}
 		return lost
 	case codeUnpresented, codeMismatch:
-		return fmt.Errorf("%w: %w", ErrUnpresented, err)
+		return fmt.Errorf("%w: %w. %s %s", ErrUnpresented, err, pg.Detail, pg.Hint)
+	case codeCutOff:
+		return fmt.Errorf("pglock: the transaction was idle for longer than the lease's TTL, and was cut off (SetHoldTimeout, first thing in it, sets another bound): %w", err)
 	}
 	return err
 }
@@ -131,12 +144,18 @@ func guardCause(detail string) Cause {
 // write may not be replicated. It reaches only the OnNotice of the pool's
 // ConnConfig, which is the caller's to set.
 func (l *Lease) InTx(ctx context.Context, pool *pgxpool.Pool, fn func(context.Context, pgx.Tx) error) error {
-	return Explain(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+	proven := false
+	err := Explain(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if err := l.proven(Present(ctx, tx, l.name, l.token)); err != nil {
 			return err
 		}
+		proven = true
 		both, cancel := join(ctx, l.Context())
 		defer cancel()
 		return fn(both, tx)
 	}))
+	if lost := l.Err(); err != nil && !proven && errors.Is(lost, ErrLost) && !errors.Is(err, ErrLost) {
+		return fmt.Errorf("%w: %w", lost, err) // nobody could be asked, and this process knows by itself
+	}
+	return err
 }

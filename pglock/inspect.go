@@ -114,13 +114,18 @@ func (c *Client) ForceRelease(ctx context.Context, name string, token Token) err
 // Observe sends who holds a lease: at once, and then whenever that changes; a
 // LeaseInfo without a token says that nobody does. It looks once a second and
 // when a lease runs out, so that a change shorter than that may be missed. The
-// channel is closed when ctx or the client ends; while the server can't be
-// reached nothing is sent.
+// channel is closed when ctx or the client ends, and at once for what can't be a
+// name; while the server can't be asked (it is away, the schema or a grant is
+// missing) nothing is sent: Leases says why.
 func (c *Client) Observe(ctx context.Context, name string) <-chan LeaseInfo {
 	const look = time.Second
 	changes := make(chan LeaseInfo)
+	if checkName("lease", name) != nil {
+		close(changes)
+		return changes
+	}
 	ctx, leave, err := c.enter(ctx)
-	if err != nil || checkName("lease", name) != nil {
+	if err != nil {
 		close(changes)
 		return changes
 	}

@@ -32,6 +32,7 @@ type keeper struct {
 	line    line   // whatever is kept, by its next event
 	due     []kept // to be renewed once the renewal under way is answered
 	busy    bool   // a renewal is under way
+	cut     func() // ends it
 	running bool
 	stopped bool
 
@@ -88,6 +89,10 @@ func (k *keeper) add(l *Lease, sent time.Time, remaining time.Duration) {
 // push puts something into the line; the caller holds k.mu.
 func (k *keeper) push(one kept) {
 	heap.Push(&k.line, one)
+	if k.cut != nil {
+		// The renewal under way may take longer than this one has time.
+		time.AfterFunc(attempt(one.span()), k.cut)
+	}
 	if !k.running && !k.stopped {
 		k.running = true
 		k.workers.Go(k.run)

@@ -5,6 +5,7 @@ import "time"
 // kept is what the keeper keeps alive: a lease or a ticket.
 type kept interface {
 	pulse() *beat
+	span() time.Duration // its TTL
 }
 
 // beat is the keeper's state of what it keeps.
@@ -17,6 +18,9 @@ type beat struct {
 
 func (l *Lease) pulse() *beat  { return &l.beat }
 func (t *ticket) pulse() *beat { return &t.beat }
+
+func (l *Lease) span() time.Duration  { return l.ttl }
+func (t *ticket) span() time.Duration { return t.request.ttl }
 
 // line is a heap of what is kept, by the next event.
 type line []kept

@@ -95,6 +95,11 @@ func (c *Client) TryLock(ctx context.Context, key Key) (*Lock, error) {
 // returned before the lock is freed, also when it panics. WithLock returns the
 // errors of both: a loss while fn ran is ErrLost whatever fn returned.
 func (c *Client) WithLock(ctx context.Context, key Key, fn func(context.Context) error) (err error) {
+	leave, err := c.begin()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	l, err := c.Lock(ctx, key)
 	if err != nil {
 		return err
@@ -104,7 +109,7 @@ func (c *Client) WithLock(ctx context.Context, key Key, fn func(context.Context)
 			err = errors.Join(err, failed)
 		}
 	}()
-	both, cancel := join(ctx, l.Context())
+	both, cancel := c.under(ctx, l.Context())
 	defer cancel()
 	return fn(both)
 }

@@ -2,6 +2,7 @@ package pglock
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -42,9 +43,13 @@ const cancelSQL = `SELECT pglock.cancel($1::text, $2::uuid)`
 
 // queueUp waits in line for a grant. The listener is subscribed before the
 // ticket is drawn, and drawing it looks at the lease again.
-func (c *Client) queueUp(ctx context.Context, r *request) (*Lease, error) {
+// known is who had it when it was tried, if it was.
+func (c *Client) queueUp(ctx context.Context, r *request, known *HeldError) (*Lease, error) {
 	for {
-		l, held, err := c.line(ctx, r)
+		l, held, err := c.standInLine(ctx, r)
+		if err != nil && ctx.Err() != nil && known != nil && !errors.Is(err, ErrLocked) && !errors.Is(err, ErrClosed) {
+			err = c.givenUp(ctx, known)
+		}
 		if l != nil || err != nil {
 			if r.waited {
 				c.tell(r.values, Waited{Name: r.name, Waited: time.Since(r.called), Err: err})
@@ -52,6 +57,7 @@ func (c *Client) queueUp(ctx context.Context, r *request) (*Lease, error) {
 			return l, err
 		}
 		if held != nil { // another transaction has had the row all the time
+			known = held
 			select {
 			case <-time.After(recheck):
 			case <-ctx.Done():
@@ -66,9 +72,9 @@ func (c *Client) queueUp(ctx context.Context, r *request) (*Lease, error) {
 	}
 }
 
-// line draws a ticket and waits until it is granted. It returns nothing, or who
+// standInLine draws a ticket and waits until it is granted. It returns nothing, or who
 // holds the lease, where another ticket has to be drawn.
-func (c *Client) line(ctx context.Context, r *request) (*Lease, *HeldError, error) {
+func (c *Client) standInLine(ctx context.Context, r *request) (*Lease, *HeldError, error) {
 	t := &ticket{request: r, beat: beat{index: -1}, granted: make(chan grant, 1)}
 	c.listener.expect(t)
 	defer c.listener.forget(t)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 const releaseSQL = `SELECT token, state, blockers, since
@@ -17,9 +18,12 @@ const (
 	// patience is how long a release waits for an open guard.
 	patience = 5 * time.Second
 
-	// releaseBound is how long a release may take in all where nothing else
-	// bounds it: its patience, twice, since a lost answer is asked for again.
-	releaseBound = 3 * patience
+	// turn is how long one statement of it waits.
+	turn = 100 * time.Millisecond
+
+	// releaseBound is how long one statement may take where nothing else bounds
+	// it, with the repeats of a lost answer.
+	releaseBound = 2 * patience
 )
 
 // Release frees the lease, and only this tenure of it. It returns nil when it
@@ -32,7 +36,9 @@ const (
 //     still open after the smaller of 5 s and the time left: the lease is still
 //     held and renewed, and Release may be called again.
 //
-// It goes on for up to 5 s after ctx has ended, and for no longer than 15 s.
+// Any other error comes from the server, which has undone the release: the lease
+// is still held then too. It goes on for up to 5 s after ctx has ended, and for no
+// longer than 15 s.
 // Call it when the work that the lease protects has ended. One statement:
 //
 //	SELECT * FROM pglock.release('{accounts/42}', '{17}')
@@ -43,8 +49,17 @@ func (l *Lease) Release(ctx context.Context) error {
 		return l.verdict
 	}
 	before := l.stop(ErrReleased)
-	answers, repeated, err := l.client.release(ctx, []*Lease{l}, patience)
-	return l.settle(before, answers[l], repeated, err)
+	give := time.Now().Add(min(patience, time.Until(l.Deadline())))
+	var repeated bool
+	for {
+		// In short turns, so that releases that are blocked don't keep the
+		// client's connections from those that are not.
+		answers, again, err := l.client.release(ctx, []*Lease{l}, turn)
+		repeated = repeated || again
+		if err != nil || answers[l].state != "blocked" || !time.Now().Before(give) || ctx.Err() != nil {
+			return l.settle(before, answers[l], repeated, err)
+		}
+	}
 }
 
 // releaseAll releases many leases in one statement, and those that were
@@ -53,9 +68,7 @@ func (c *Client) releaseAll(ctx context.Context, held []*Lease) error {
 	var mine []*Lease
 	before := map[*Lease]error{}
 	for _, l := range held {
-		if !l.turn.TryLock() {
-			continue // somebody is just releasing it
-		}
+		l.turn.Lock() // after a release that is just under way
 		if l.settled {
 			l.turn.Unlock()
 			continue
@@ -71,8 +84,9 @@ func (c *Client) releaseAll(ctx context.Context, held []*Lease) error {
 	var wg sync.WaitGroup
 	for i, l := range mine {
 		errs[i] = l.settle(before[l], answers[l], repeated, err)
+		held := !l.settled
 		l.turn.Unlock()
-		if errors.As(errs[i], new(*BlockedError)) {
+		if held {
 			wg.Go(func() { errs[i] = l.Release(ctx); l.abandon() })
 		}
 	}
@@ -159,11 +173,19 @@ func (l *Lease) settle(before error, a answer, repeated bool, err error) error {
 	verdict := l.outcome(a, repeated)
 	if err != nil {
 		verdict = l.lost(Unreachable, err)
+		if _, refused := errors.AsType[*pgconn.PgError](err); refused && !unanswered(err) {
+			// It was rolled back, by a statement_timeout for example.
+			a.state, verdict = "blocked", fmt.Errorf("release lease %q: %w", l.name, err)
+		}
 	}
-	if errors.As(verdict, new(*BlockedError)) {
-		if before == ErrReleased && l.client.keeper.has(l) {
+	if a.state == "blocked" {
+		if before == ErrReleased {
 			l.open(l.Context())
-			return verdict
+			if l.client.keeper.has(l) {
+				return verdict
+			}
+			// It was lost meanwhile, when the context had ended already.
+			l.stop(l.lost(Expired, verdict))
 		}
 		verdict = l.lost(Expired, verdict)
 	}

@@ -8,28 +8,43 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// One statement renews leases and refreshes tickets.
-const renewSQL = `SELECT token, state, remaining, NULL::text FROM pglock.renew($1::text[], $2::bigint[])
-	UNION ALL
-	SELECT token, state, remaining, claim::text FROM pglock.refresh($3::text[], $4::uuid[])`
+const renewSQL = `SELECT token, state, remaining FROM pglock.renew($1::text[], $2::bigint[])`
 
+const refreshSQL = `SELECT token, state, remaining, claim::text FROM pglock.refresh($1::text[], $2::uuid[])`
+
+// renew asks for a batch that is all leases or all tickets.
 func (p *ownPool) renew(ctx context.Context, batch []kept) (sent time.Time, answers map[kept]renewal, err error) {
-	var leases []*Lease
-	names, claims := []string{}, []string{}
-	tickets := map[string]*ticket{}
-	for _, one := range batch {
-		switch one := one.(type) {
-		case *Lease:
-			leases = append(leases, one)
-		case *ticket:
-			names, claims = append(names, one.request.name), append(claims, one.request.claim)
-			tickets[one.request.claim] = one
-		}
-	}
-	leaseNames, tokens, byToken := columns(leases)
 	answers = make(map[kept]renewal, len(batch))
-	sent, err = p.call(ctx, func(rows pgx.Rows) error {
-		var claim *string
+	if _, ok := batch[0].(*ticket); ok {
+		sent, err = p.refresh(ctx, batch, answers)
+	} else {
+		leases := make([]*Lease, len(batch))
+		for i, one := range batch {
+			leases[i] = one.(*Lease)
+		}
+		names, tokens, byToken := columns(leases)
+		sent, err = p.call(ctx, func(rows pgx.Rows) error {
+			var r renewal
+			err := rows.Scan(&r.token, &r.state, &r.remaining)
+			answers[byToken[r.token]] = r
+			return err
+		}, renewSQL, names, tokens)
+	}
+	if err != nil {
+		return sent, nil, err // part of an answer is none: it may have been rolled back
+	}
+	return sent, answers, nil
+}
+
+func (p *ownPool) refresh(ctx context.Context, batch []kept, answers map[kept]renewal) (sent time.Time, err error) {
+	names, claims := make([]string, len(batch)), make([]string, len(batch))
+	tickets := make(map[string]*ticket, len(batch))
+	for i, one := range batch {
+		t := one.(*ticket)
+		names[i], claims[i], tickets[t.request.claim] = t.request.name, t.request.claim, t
+	}
+	return p.call(ctx, func(rows pgx.Rows) error {
+		var claim string
 		var token *Token
 		var r renewal
 		if err := rows.Scan(&token, &r.state, &r.remaining, &claim); err != nil {
@@ -38,42 +53,73 @@ func (p *ownPool) renew(ctx context.Context, batch []kept) (sent time.Time, answ
 		if token != nil {
 			r.token = *token
 		}
-		if claim != nil {
-			answers[tickets[*claim]] = r
-		} else {
-			answers[byToken[r.token]] = r
-		}
+		answers[tickets[claim]] = r
 		return nil
-	}, renewSQL, leaseNames, tokens, names, claims)
-	if err != nil {
-		return sent, nil, err // part of an answer is none: it may have been rolled back
-	}
-	return sent, answers, nil
+	}, refreshSQL, names, claims)
 }
 
-// send renews a batch. A renewal that hangs is cut, so that there is time for
-// another within the shortest TTL.
+// send renews a batch: first the leases, then, in a transaction of their own, the
+// tickets, whose hand-offs may fail for reasons that are none of the leases'.
 func (k *keeper) send(batch []kept) {
-	shortest := time.Duration(never)
-	var told Renewed
+	var leases, tickets []kept
 	for _, one := range batch {
-		switch one := one.(type) {
-		case *Lease:
-			shortest = min(shortest, one.ttl)
-			told.Leases++
-		case *ticket:
-			shortest = min(shortest, one.request.ttl)
-			told.Tickets++
+		if _, ok := one.(*Lease); ok {
+			leases = append(leases, one)
+		} else {
+			tickets = append(tickets, one)
 		}
 	}
-	ctx, cancel := context.WithTimeout(k.quit, min(max(shortest/(beats+1), 25*time.Millisecond), 5*time.Second))
-	sent, answers, err := k.renew(ctx, batch)
-	cancel()
-	k.answered(batch, sent, answers, err)
-	if told.Err = err; !sent.IsZero() {
-		told.Took = time.Since(sent)
+	for _, half := range [][]kept{leases, tickets} {
+		if len(half) == 0 {
+			continue
+		}
+		ctx, done := k.bounded()
+		sent, answers, err := k.renew(ctx, half)
+		done()
+		k.answered(half, sent, answers, err)
+		told := Renewed{Err: err}
+		if _, ok := half[0].(*Lease); ok {
+			told.Leases = len(half)
+		} else {
+			told.Tickets = len(half)
+		}
+		if !sent.IsZero() {
+			told.Took = time.Since(sent)
+		}
+		k.tell(told)
 	}
-	k.tell(told)
+	k.mu.Lock()
+	k.busy = false
+	k.poke()
+	k.mu.Unlock()
+}
+
+// bounded returns the context of one renewal. One that hangs is cut, so that
+// there is time for another within the shortest TTL of all that is kept: of what
+// comes while it is under way, too.
+func (k *keeper) bounded() (context.Context, func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	shortest := 4 * maxAttempt
+	for _, one := range k.line {
+		shortest = min(shortest, one.span())
+	}
+	ctx, cancel := context.WithTimeout(k.quit, attempt(shortest))
+	k.cut = cancel
+	return ctx, func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.cut = nil
+		cancel()
+	}
+}
+
+// maxAttempt is how long a renewal may take at most.
+const maxAttempt = 5 * time.Second
+
+// attempt is how long a renewal may take where that is the shortest TTL.
+func attempt(ttl time.Duration) time.Duration {
+	return min(max(ttl/(beats+1), 25*time.Millisecond), maxAttempt)
 }
 
 // answered takes in what became of a batch.
@@ -103,8 +149,6 @@ func (k *keeper) answered(batch []kept, sent time.Time, answers map[kept]renewal
 			heap.Remove(&k.line, b.index)
 		}
 	}
-	k.busy = false
-	k.poke()
 	k.mu.Unlock()
 	for l, cause := range ended {
 		l.lose(cause, nil) // leaves one that is just being released to its Release

@@ -3,6 +3,7 @@ package pglock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -26,25 +27,35 @@ func (c *Client) Acquire(ctx context.Context, name string, ttl time.Duration, op
 	}
 	ctx, leave, err := c.enter(ctx)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("acquire lease %q: %w", name, err)
 	}
 	defer leave()
+	var held *HeldError
 	if !c.listener.ready() { // nobody has waited yet: maybe nobody has to
 		l, err := c.try(ctx, r)
-		if !errors.Is(err, ErrLocked) || ctx.Err() != nil {
+		if !errors.As(err, &held) {
 			return l, err
 		}
 		c.listener.begin(ctx)
+		if ctx.Err() != nil {
+			return nil, c.givenUp(ctx, held)
+		}
 	}
-	return c.queueUp(ctx, r)
+	return c.queueUp(ctx, r, held)
 }
 
-// WithLease acquires the lease, runs fn and releases it. The context of fn is
-// ctx and ends with the lease's too. fn must return when it does: the lease is
+// WithLease acquires the lease, waiting in line, runs fn and releases it. The
+// context of fn is ctx, and ends with the lease too and when the client is closed.
+// fn must return when it does: the lease is
 // released after that, also when fn panics. The error joins fn's with the
 // release's: one that matches ErrLost says that the lease ended while fn ran,
 // even if fn returned nil.
 func (c *Client) WithLease(ctx context.Context, name string, ttl time.Duration, fn func(context.Context, *Lease) error, opts ...LeaseOption) (err error) {
+	leave, err := c.begin()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	l, err := c.Acquire(ctx, name, ttl, opts...)
 	if err != nil {
 		return err
@@ -54,7 +65,7 @@ func (c *Client) WithLease(ctx context.Context, name string, ttl time.Duration, 
 		l.abandon() // fn left a guarded transaction open: nobody else has the handle
 		err = errors.Join(err, released)
 	}()
-	both, cancel := join(ctx, l.Context())
+	both, cancel := c.under(ctx, l.Context())
 	defer cancel()
 	return fn(both, l)
 }
