@@ -135,7 +135,7 @@ func checkForeign(ctx context.Context, db *sql.DB) error {
 		return err
 	}
 	if len(found) > 0 {
-		return fmt.Errorf("schema pglock is in use by what is not Pawl's: %s; drop these or move them, and try again", strings.Join(found, ", "))
+		return fmt.Errorf("schema pglock is in use: %s; drop these or move them, and try again (a trigger pglock_protect: SELECT pglock.unprotect(table); pglock_guard_version: DROP TRIGGER)", strings.Join(found, ", "))
 	}
 	return nil
 }
