@@ -42,17 +42,17 @@ func TestDown_LeavesASchemaThatIsNotItsOwn(t *testing.T) {
 func TestDown_RefusesWhatIsNotItsOwn(t *testing.T) {
 	t.Parallel()
 	for sql, want := range map[string]string{
-		"CREATE TABLE pglock.precious (id bigserial PRIMARY KEY)":                                     "table pglock.precious",
-		"CREATE VIEW pglock.held AS SELECT name FROM pglock.leases":                                   "view pglock.held",
-		"CREATE FUNCTION pglock.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'":                        "function pglock.mine()",
-		"CREATE TYPE pglock.mood AS ENUM ('good')":                                                    "type pglock.mood",
-		"CREATE VIEW public.held AS SELECT name FROM pglock.leases":                                   "view held",
-		"CREATE TABLE public.jobs (lease text REFERENCES pglock.leases)":                              "table jobs",
-		"CREATE TABLE public.log (LIKE pglock.leases INCLUDING CONSTRAINTS); ALTER TABLE public.log INHERIT pglock.leases":  "table log",
-		"CREATE TABLE public.versions (n bigint DEFAULT pglock.schema_version())":                     "table versions",
-		"CREATE FUNCTION public.held(pglock.leases) RETURNS bool LANGUAGE sql AS 'SELECT true'":       "function held(pglock.leases)",
-		"CREATE INDEX fences_by_token ON pglock.fences (token)":                                       "",
-		"ALTER TABLE pglock.fences ADD COLUMN mine int DEFAULT 1; COMMENT ON SCHEMA pglock IS 'mine'": "",
+		"CREATE TABLE pglock.precious (id bigserial PRIMARY KEY)":                                                          "table pglock.precious",
+		"CREATE VIEW pglock.held AS SELECT name FROM pglock.leases":                                                        "view pglock.held",
+		"CREATE FUNCTION pglock.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'":                                             "function pglock.mine()",
+		"CREATE TYPE pglock.mood AS ENUM ('good')":                                                                         "type pglock.mood",
+		"CREATE VIEW public.held AS SELECT name FROM pglock.leases":                                                        "view held",
+		"CREATE TABLE public.jobs (lease text REFERENCES pglock.leases)":                                                   "table jobs",
+		"CREATE TABLE public.log (LIKE pglock.leases INCLUDING CONSTRAINTS); ALTER TABLE public.log INHERIT pglock.leases": "table log",
+		"CREATE TABLE public.versions (n bigint DEFAULT pglock.schema_version())":                                          "table versions",
+		"CREATE FUNCTION public.held(pglock.leases) RETURNS bool LANGUAGE sql AS 'SELECT true'":                            "function held(pglock.leases)",
+		"CREATE INDEX fences_by_token ON pglock.fences (token)":                                                            "",
+		"ALTER TABLE pglock.fences ADD COLUMN mine int DEFAULT 1; COMMENT ON SCHEMA pglock IS 'mine'":                      "",
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()

@@ -62,8 +62,8 @@ func download(ctx context.Context) (binaries, error) {
 	if b, err := inspect(ctx, filepath.Join(ready, "bin")); err == nil {
 		return b, nil
 	}
-	work, err := os.MkdirTemp(home, "part-")
-	if err != nil {
+	work := ready + ".part" // ours by the lock, and a rest of a killed process's if there
+	if err := errors.Join(os.RemoveAll(work), os.Mkdir(work, 0o755)); err != nil {
 		return binaries{}, err
 	}
 	defer os.RemoveAll(work)
@@ -93,7 +93,7 @@ func download(ctx context.Context) (binaries, error) {
 	if _, inspectErr := inspect(ctx, filepath.Join(unpacked, "bin")); inspectErr != nil {
 		return binaries{}, fmt.Errorf("download PostgreSQL %s: %w", version, errors.Join(err, inspectErr))
 	}
-	if err := errors.Join(os.Chmod(work, 0o755), os.RemoveAll(ready), os.Rename(unpacked, ready)); err != nil {
+	if err := errors.Join(os.RemoveAll(ready), os.Rename(unpacked, ready)); err != nil {
 		return binaries{}, err
 	}
 	return inspect(ctx, filepath.Join(ready, "bin"))

@@ -99,11 +99,10 @@ func initdb(ctx context.Context, b binaries, who account, ready string) (err err
 		return fmt.Errorf("%s: %w\n%s", cmd, err, out)
 	}
 
-	part, err := os.MkdirTemp(filepath.Dir(ready), "part-")
-	if err != nil {
-		return err
-	}
+	part := ready + ".part" // ours by the lock, and a rest of a killed process's if there
 	err = errors.Join(
+		os.RemoveAll(part),
+		os.Mkdir(part, 0o700),
 		copyFile(secret, filepath.Join(part, "password")),
 		copyTree(account{}, data, filepath.Join(part, "data")),
 		os.Rename(part, ready),
