@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
@@ -186,54 +185,6 @@ func TestClose_BesideAnOpenGuard(t *testing.T) {
 		t.Errorf("the guarded transaction: %v", err)
 	}
 	until(t, pool, "the guarded lease expire", `SELECT expires_at <= clock_timestamp() FROM pglock.leases WHERE name = 'guarded'`)
-}
-
-// Acquires, releases and Close at once: nothing stays held, and nobody gets a
-// handle that nobody renews.
-func TestClose_AmongOtherCalls(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t)
-	for range scale(20, 5) {
-		c := pglock.New(pool)
-		under := make(chan struct{})
-		begin := sync.OnceFunc(func() { close(under) })
-		var wg sync.WaitGroup
-		for i := range 4 {
-			wg.Go(func() {
-				for n := 0; ; n++ {
-					l, err := c.TryAcquire(t.Context(), fmt.Sprint(i, "/", n), time.Hour)
-					if err != nil {
-						if !errors.Is(err, pglock.ErrClosed) {
-							t.Errorf("TryAcquire beside Close says %v", err)
-						}
-						return
-					}
-					if n == 3 {
-						begin()
-					}
-					if n%2 == 0 {
-						if err := l.Release(t.Context()); err != nil && !errors.Is(err, pglock.ErrClosed) {
-							t.Errorf("Release beside Close says %v", err)
-						}
-					}
-				}
-			})
-		}
-		for range 2 {
-			wg.Go(func() {
-				<-under
-				if err := c.Close(t.Context()); err != nil {
-					t.Errorf("Close says %v", err)
-				}
-			})
-		}
-		wg.Wait()
-		// An acquire that Close cut short may have left a grant that nobody got.
-		if n := one[int64](t, pool, heldRows); n > 4 {
-			t.Errorf("%d leases are still held", n)
-		}
-		exec(t, pool, `DELETE FROM pglock.leases`)
-	}
 }
 
 // Not parallel: it looks at every goroutine of the process.

@@ -91,3 +91,47 @@ func TestRenewal_L19_NoRenewalAfterATakeover(t *testing.T) {
 		t.Errorf("the row was %s and is %s", before, after)
 	}
 }
+
+// What goes wrong with a lease that a client waits for costs it none that it
+// holds.
+func TestRenewal_WaitingCostsNoLease(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		what  string
+		spoil func(*testing.T, *pgxpool.Pool)
+	}{
+		{"token regression", func(t *testing.T, pool *pgxpool.Pool) {
+			exec(t, pool, `SELECT setval('pglock.leases_token_seq', 1)`)
+		}},
+		{"a ticket that somebody has locked", func(t *testing.T, pool *pgxpool.Pool) {
+			tx, err := newConn(t, pool).Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			exec(t, tx, `SELECT FROM pglock.waiters FOR UPDATE`)
+		}},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t)
+			other, c := newClient(t, pool), newClient(t, pool)
+			exec(t, pool, `SELECT setval('pglock.leases_token_seq', 1000)`)
+			acquire(t, other, "theirs", time.Hour)
+			mine := acquire(t, c, "mine", 1500*time.Millisecond)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { _, err := c.Acquire(ctx, "theirs", 1500*time.Millisecond); done <- err }()
+			waiting(t, pool, "theirs", 1)
+			tt.spoil(t, pool)
+			expire(t, pool, "theirs")
+			until(t, pool, "some time", `SELECT clock_timestamp() > acquired_at + 4 * ttl FROM pglock.leases WHERE name = 'mine'`)
+			if err := mine.Err(); err != nil {
+				t.Errorf("lost: %v", err)
+			}
+			cancel()
+			if err := <-done; err == nil {
+				t.Error("the wait went well: this test shows nothing")
+			}
+		})
+	}
+}
