@@ -346,7 +346,8 @@ CREATE FUNCTION pglock.check_snapshot(name text, token bigint, seen bigint) RETU
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') AND coalesce(seen, 0) < token THEN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') AND coalesce(seen, 0) < token
+       AND token <= (SELECT s.last_value FROM pglock.leases_token_seq s) THEN -- no token above it was granted to anybody
         RAISE EXCEPTION 'could not serialize access: token % of lease "%" is not in this transaction''s snapshot', token, name
             USING ERRCODE = 'serialization_failure', HINT = 'Begin the transaction when the lease is held.';
     END IF;

@@ -105,6 +105,10 @@ func live(t *testing.T, pool *pgxpool.Pool) error {
 		_, err := client.Acquire(impatient, "accounts/42", time.Hour)
 		waited <- err
 	}()
+	// What a client does for those who wait, when a third of their TTL has passed.
+	if _, err := pool.Exec(ctx, `SELECT pglock.refresh('{accounts/42}', ARRAY[gen_random_uuid()])`); err != nil {
+		return err
+	}
 	for {
 		waiters, err := client.Waiters(ctx)
 		if err != nil {
