@@ -94,6 +94,39 @@ func (c *Client) TryAcquire(ctx context.Context, name string, ttl time.Duration,
 	return c.try(ctx, r)
 }
 
+// Acquire waits in line until it has the lease: waiters are granted it in the
+// order in which they came. When ctx ends first the error matches ErrLocked and
+// ctx.Err(); nothing is held then, but for a grant that was under way, which
+// ends after one TTL. For TTL and other errors see TryAcquire. A goroutine that
+// acquires a name twice waits for itself: each Lease is a tenure of its own,
+// also within one Client. One statement, and one for each third of the TTL that
+// it waits:
+//
+//	SELECT * FROM pglock.enqueue('accounts/42', '30 s', claim, channel)
+func (c *Client) Acquire(ctx context.Context, name string, ttl time.Duration, opts ...LeaseOption) (*Lease, error) {
+	r, err := c.request(ctx, name, ttl, opts)
+	if err != nil {
+		return nil, err
+	}
+	ctx, leave, err := c.enter(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("acquire lease %q: %w", name, err)
+	}
+	defer leave()
+	var held *HeldError
+	if !c.listener.ready() { // nobody has waited yet: maybe nobody has to
+		l, err := c.try(ctx, r)
+		if !errors.As(err, &held) {
+			return l, err
+		}
+		c.listener.begin(ctx)
+		if ctx.Err() != nil {
+			return nil, c.givenUp(ctx, held)
+		}
+	}
+	return c.queueUp(ctx, r, held)
+}
+
 const acquireSQL = `SELECT granted, token, holder, remaining, expires_at, NULL::bigint
 	FROM pglock.acquire(ARRAY[$1::text], $2::interval, $3::uuid, $4::text, $5::jsonb)`
 

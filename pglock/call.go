@@ -36,7 +36,7 @@ func (p *ownPool) call(ctx context.Context, scan func(pgx.Rows) error, sql strin
 		if astray(err) {
 			closeConn(conn.Conn())
 		}
-		return sent, explain(err)
+		return sent, advise(err)
 	}
 	return sent, nil
 }
@@ -80,9 +80,9 @@ func read(rows pgx.Rows, scan func(pgx.Rows) error) error {
 	return rows.Err()
 }
 
-// explain turns the server's errors that the database's administrator can mend
+// advise turns the server's errors that the database's administrator can mend
 // into ones that say how; others stay as they are.
-func explain(err error) error {
+func advise(err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {
 		return err

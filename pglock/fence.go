@@ -39,7 +39,7 @@ func Fence(ctx context.Context, tx pgx.Tx, resource string, token Token) error {
 		return fenced(resource, pg, err)
 	}
 	if err != nil {
-		return fmt.Errorf("fence resource %q: %w", resource, explain(err))
+		return fmt.Errorf("fence resource %q: %w", resource, advise(err))
 	}
 	return nil
 }

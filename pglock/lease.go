@@ -2,6 +2,7 @@ package pglock
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -108,4 +109,30 @@ func (l *Lease) tellEnd(lost *LostError) {
 
 func (l *Lease) lost(cause Cause, err error) *LostError {
 	return &LostError{Name: l.name, Token: l.token, Cause: cause, Err: err}
+}
+
+// WithLease acquires the lease, waiting in line, runs fn and releases it. The
+// context of fn is ctx, and ends with the lease too and when the client is closed.
+// fn must return when it does: the lease is
+// released after that, also when fn panics. The error joins fn's with the
+// release's: one that matches ErrLost says that the lease ended while fn ran,
+// even if fn returned nil.
+func (c *Client) WithLease(ctx context.Context, name string, ttl time.Duration, fn func(context.Context, *Lease) error, opts ...LeaseOption) (err error) {
+	leave, err := c.begin()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	l, err := c.Acquire(ctx, name, ttl, opts...)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		released := l.Release(ctx)
+		l.abandon() // fn left a guarded transaction open: nobody else has the handle
+		err = errors.Join(err, released)
+	}()
+	both, cancel := c.under(ctx, l.Context())
+	defer cancel()
+	return fn(both, l)
 }

@@ -5,73 +5,51 @@ import (
 	"time"
 )
 
-// Observer is told what happens to a client's leases, for metrics and traces.
-// It is called on the goroutine to which it happens, with the context of the
-// call that it belongs to or of the lease, and must return quickly. A panic of
-// its own is swallowed: watching a lock must not break it.
-type Observer interface {
-	Observe(ctx context.Context, event Event)
-}
-
-// Event is one of the structs below. There may be more of them later, with more
-// fields: an Observer passes over what it doesn't know.
-type Event interface{ event() }
-
-// Acquired: a lease was granted. Each is followed by one Lost or one Released.
-type Acquired struct {
-	Name   string
-	Token  Token
-	Waited time.Duration // since the call
-}
-
-// Waited: a call of Acquire that had to wait has ended, granted or not.
-type Waited struct {
-	Name   string
-	Waited time.Duration // since the call
-	Err    error         // nil: granted
-}
-
-// Renewed: a renewal statement has ended.
-type Renewed struct {
-	Leases, Tickets int           // that it was for
-	Took            time.Duration // from when it was sent
-	Err             error         // they are tried again while their time lasts
-}
-
-// Lost: a lease was lost.
-type Lost struct {
-	Name  string
-	Token Token
-	Held  time.Duration
-	Err   *LostError
-}
-
-// Released: a lease was released by its holder.
-type Released struct {
-	Name  string
-	Token Token
-	Held  time.Duration
-}
-
-// Fallback: waiters are not woken by notifications, and look again every 50 ms.
-// Err says why: nothing comes through to a client behind a transaction pooler,
-// for as long as it lives; a connection that was lost is made again.
-type Fallback struct {
-	Err error
-}
-
-func (Acquired) event() {}
-func (Waited) event()   {}
-func (Renewed) event()  {}
-func (Lost) event()     {}
-func (Released) event() {}
-func (Fallback) event() {}
-
-// tell tells the observer, if there is one.
-func (c *Client) tell(ctx context.Context, event Event) {
-	if c.observer == nil {
-		return
+// Observe sends who holds a lease: at once, and then whenever that changes; a
+// LeaseInfo without a token says that nobody does. It looks once a second and
+// when a lease runs out, so that a change shorter than that may be missed. The
+// channel is closed when ctx or the client ends, and at once for what can't be a
+// name; while the server can't be asked (it is away, the schema or a grant is
+// missing) nothing is sent: Leases says why.
+func (c *Client) Observe(ctx context.Context, name string) <-chan LeaseInfo {
+	const look = time.Second
+	changes := make(chan LeaseInfo)
+	if checkName("lease", name) != nil {
+		close(changes)
+		return changes
 	}
-	defer func() { _ = recover() }()
-	c.observer.Observe(ctx, event)
+	ctx, leave, err := c.enter(ctx)
+	if err != nil {
+		close(changes)
+		return changes
+	}
+	go func() {
+		defer leave()
+		defer close(changes)
+		var last *LeaseInfo
+		for {
+			pause := look
+			if infos, err := c.leases(ctx, &name); err == nil {
+				now := LeaseInfo{Name: name}
+				if len(infos) == 1 && infos[0].Remaining > 0 {
+					now = infos[0]
+					pause = min(pause, now.Remaining+time.Millisecond)
+				}
+				if last == nil || last.Token != now.Token {
+					select {
+					case changes <- now:
+						last = &now
+					case <-ctx.Done():
+						return
+					}
+				}
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(pause):
+			}
+		}
+	}()
+	return changes
 }

@@ -105,7 +105,7 @@ func (p *ownPool) greet(ctx context.Context, conn *pgx.Conn) error {
 	var level string
 	var version int64
 	if err := conn.QueryRow(ctx, greeting).Scan(&standby, &readOnly, &level, &version, &replicated); err != nil {
-		return explain(err)
+		return advise(err)
 	}
 	switch {
 	case standby:
@@ -120,7 +120,7 @@ func (p *ownPool) greet(ctx context.Context, conn *pgx.Conn) error {
 	}
 	p.replicated.Store(replicated)
 	if _, err := conn.Exec(ctx, `SELECT pglock.check_epoch()`); err != nil {
-		return explain(err)
+		return advise(err)
 	}
 	return nil
 }

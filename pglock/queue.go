@@ -36,6 +36,10 @@ func (t *ticket) deliver(g grant) {
 	}
 }
 
+// recheck is how soon a waiter looks again where nobody will wake it: without
+// notifications, and where another transaction has the lease row.
+const recheck = 50 * time.Millisecond
+
 const enqueueSQL = `SELECT granted, token, holder, remaining, expires_at, ticket
 	FROM pglock.enqueue($1::text, $2::interval, $3::uuid, $4::text, $5::text, $6::jsonb)`
 
