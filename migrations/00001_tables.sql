@@ -78,7 +78,7 @@ INSERT INTO pglock.epoch DEFAULT VALUES;
 CREATE FUNCTION pglock.schema_version() RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT max(version_id) FROM pglock.goose_db_version WHERE is_applied
+    SELECT coalesce(max(version_id), 0) FROM pglock.goose_db_version WHERE is_applied
 $$;
 -- +goose StatementEnd
 

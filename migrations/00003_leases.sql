@@ -90,6 +90,9 @@ BEGIN
     ELSIF acquire.ttl IS NULL OR acquire.ttl < interval '100 ms' OR acquire.ttl > interval '24 h' THEN
         RAISE EXCEPTION 'TTL % is out of range', acquire.ttl
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A TTL is between 100 ms and 24 h.';
+    ELSIF octet_length(acquire.owner) > 1024 OR octet_length(acquire.metadata::text) > 8192 THEN
+        RAISE EXCEPTION 'owner or metadata is too long: % and % bytes', octet_length(acquire.owner), octet_length(acquire.metadata::text)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'An owner has at most 1024 bytes, metadata 8192.';
     ELSIF acquire.claim IS NULL THEN
         RAISE EXCEPTION 'claim is NULL'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out, or give each acquire a uuid of its own.';

@@ -81,7 +81,10 @@ BEGIN
     END IF;
     BEGIN
         PERFORM FROM pglock.leases l WHERE l.name = enqueue.name FOR NO KEY UPDATE;
-        IF FOUND THEN
+        -- While a repeat waited for the row its first ticket may have been granted.
+        IF FOUND AND NOT EXISTS (
+            SELECT FROM pglock.leases l WHERE l.name = enqueue.name AND l.claim = enqueue.claim
+                AND l.role = session_user AND l.expires_at > clock_timestamp()) THEN
             INSERT INTO pglock.waiters AS w (name, claim, channel, holder, role, expires_at, ttl, metadata)
             VALUES (enqueue.name, enqueue.claim, enqueue.channel, enqueue.owner, session_user,
                     clock_timestamp() + enqueue.ttl, enqueue.ttl, enqueue.metadata)

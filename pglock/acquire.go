@@ -142,7 +142,12 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 	if !a.granted {
 		return nil, a.held(r.name)
 	}
-	return c.lease(r, *a.token, a.sent, *a.remaining), nil
+	l := c.lease(r, *a.token, a.sent, *a.remaining)
+	if err := l.Err(); err != nil { // the answer came when its time had run out
+		c.takeBack(r)
+		return nil, c.ended(ctx, err)
+	}
+	return l, nil
 }
 
 // bid is the answer to an attempt.

@@ -24,7 +24,7 @@ func (p *ownPool) call(ctx context.Context, scan func(pgx.Rows) error, sql strin
 	if err != nil {
 		return sent, err
 	}
-	defer conn.Release() // which closes one whose transaction is still open
+	defer p.giveBack(conn)
 	sent = time.Now()
 	err = exchange(ctx, conn.Conn(), scan, false, sql, args)
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "54000" {

@@ -47,6 +47,10 @@ const (
 	// short statement: more connections would queue in the server instead.
 	callConns = 4
 
+	// renewConns bounds the connections for renewals. They go one after the other,
+	// but an attempt to connect that hangs must not be in the way of the next.
+	renewConns = 3
+
 	// grace is how long a release goes on after the caller's context has ended.
 	grace = 5 * time.Second
 
@@ -64,7 +68,7 @@ func New(pool *pgxpool.Pool, opts ...Option) *Client {
 	}
 	c.life, c.endLife = context.WithCancelCause(context.Background())
 	c.calls = &ownPool{client: c, max: callConns}
-	c.keeper = newKeeper(&ownPool{client: c, max: 1})
+	c.keeper = newKeeper(&ownPool{client: c, max: renewConns})
 	c.keeper.tell = func(e Event) { c.tell(context.Background(), e) }
 	c.listener = newListener(c)
 	return c

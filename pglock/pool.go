@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -15,6 +16,9 @@ import (
 // minSchema is the lowest version of the schema that has the functions this
 // package calls.
 const minSchema = 7
+
+// connectBound is how long a connection of the client's own may take to be made.
+const connectBound = 5 * time.Second
 
 // ownPool is a small pool of the client's, made at its first use from the
 // caller's configuration. The caller's hooks for taking and returning
@@ -26,9 +30,10 @@ type ownPool struct {
 	// replicated says that a commit waits for a synchronous standby.
 	replicated atomic.Bool
 
-	mu     sync.Mutex
-	pool   *pgxpool.Pool
-	closed bool
+	mu      sync.Mutex
+	pool    *pgxpool.Pool
+	closed  bool
+	closing sync.WaitGroup // of broken connections
 }
 
 func (p *ownPool) open() (*pgxpool.Pool, error) {
@@ -40,6 +45,10 @@ func (p *ownPool) open() (*pgxpool.Pool, error) {
 	if p.pool == nil {
 		config := p.client.config.Copy()
 		config.MaxConns, config.MinConns, config.MinIdleConns = p.max, 0, 0
+		// A connection attempt keeps its place in the pool until it is given up.
+		if limit := &config.ConnConfig.ConnectTimeout; *limit <= 0 || *limit > connectBound {
+			*limit = connectBound
+		}
 		config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { return true, nil }
 		config.AfterRelease, config.BeforeClose = nil, nil
 		// Every call may be repeated, so that a stale connection costs a second
@@ -72,6 +81,18 @@ func (p *ownPool) open() (*pgxpool.Pool, error) {
 	return p.pool, nil
 }
 
+// giveBack returns a connection to the pool, or takes it out for good if it is
+// closed or its transaction still open. A pool that had to close it would keep its
+// place taken until pgx has drained it, 15 s on a network that has gone silent.
+func (p *ownPool) giveBack(conn *pgxpool.Conn) {
+	if !conn.Conn().IsClosed() && conn.Conn().PgConn().TxStatus() == 'I' {
+		conn.Release()
+		return
+	}
+	broken := conn.Hijack()
+	p.closing.Go(func() { closeConn(broken) })
+}
+
 func (p *ownPool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,6 +100,7 @@ func (p *ownPool) close() {
 	if p.pool != nil {
 		p.pool.Close()
 	}
+	p.closing.Wait()
 }
 
 // unconfirmed marks a connection whose last commit no synchronous standby has

@@ -88,7 +88,11 @@ func (c *Client) standInLine(ctx context.Context, r *request) (*Lease, *HeldErro
 		c.takeBack(r)
 		return nil, nil, c.ended(ctx, err)
 	case a.granted:
-		return c.lease(r, *a.token, a.sent, *a.remaining), nil, nil
+		if l := c.lease(r, *a.token, a.sent, *a.remaining); l.Err() == nil {
+			return l, nil, nil
+		}
+		c.takeBack(r) // told too late: the grant's time has run out
+		return nil, nil, nil
 	case a.ticket == nil:
 		c.takeBack(r)
 		return nil, a.held(r.name), nil
