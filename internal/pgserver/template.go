@@ -24,12 +24,15 @@ import (
 // connection 1.5 ms, and 18 ms under the race detector.
 func initialize(ctx context.Context, b binaries, who account, data string) (password string, err error) {
 	cache, err := os.UserCacheDir()
-	if err != nil { // no HOME
-		cache = filepath.Join(os.TempDir(), fmt.Sprintf("pawl-cache-%d", os.Geteuid()))
+	if err == nil {
+		cache = filepath.Join(cache, "pawl")
+		err = ownFolder(cache, 0o700)
 	}
-	cache = filepath.Join(cache, "pawl")
-	if err := ownFolder(cache, 0o700); err != nil {
-		return "", err
+	if err != nil { // no HOME, or one that is not there
+		cache = filepath.Join(os.TempDir(), fmt.Sprintf("pawl-cache-%d", os.Geteuid()), "pawl")
+		if err := ownFolder(cache, 0o700); err != nil {
+			return "", err
+		}
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%v", b.version, b.dir, who))
 	ready := filepath.Join(cache, fmt.Sprintf("cluster-%d-%s", b.major, hex.EncodeToString(sum[:6])))
