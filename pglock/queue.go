@@ -85,6 +85,7 @@ func (c *Client) standInLine(ctx context.Context, r *request) (*Lease, *HeldErro
 	a, err := c.ask(ctx, enqueueSQL, r.name, r.ttl, r.claim, c.listener.channel, r.owner, r.encoded)
 	switch {
 	case err != nil:
+		r.waited = r.waited || ctx.Err() != nil // given up before the ticket was told
 		c.takeBack(r)
 		return nil, nil, c.ended(ctx, err)
 	case a.granted:
