@@ -7,9 +7,9 @@ import (
 	"os"
 	osexec "os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
-	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
