@@ -46,8 +46,8 @@ const enqueueSQL = `SELECT granted, token, holder, remaining, expires_at, ticket
 const cancelSQL = `SELECT pglock.cancel($1::text, $2::uuid)`
 
 // queueUp waits in line for a grant. The listener is subscribed before the
-// ticket is drawn, and drawing it looks at the lease again.
-// known is who had it when it was tried, if it was.
+// ticket is drawn, and drawing it looks at the lease again. known is who had it
+// when it was tried, if it was.
 func (c *Client) queueUp(ctx context.Context, r *request, known *HeldError) (*Lease, error) {
 	for {
 		l, held, err := c.standInLine(ctx, r)

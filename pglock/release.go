@@ -38,8 +38,8 @@ const (
 //
 // Any other error comes from the server, which has undone the release: the lease
 // is still held then too. It goes on for up to 5 s after ctx has ended, and for no
-// longer than 15 s.
-// Call it when the work that the lease protects has ended. One statement:
+// longer than 15 s. Call it when the work that the lease protects has ended. One
+// statement, and beside an open guard one more for each 100 ms that it waits:
 //
 //	SELECT * FROM pglock.release('{accounts/42}', '{17}')
 func (l *Lease) Release(ctx context.Context) error {
