@@ -21,7 +21,7 @@ import (
 )
 
 // patience is with a browser on the slowest machine.
-const patience = 2 * time.Minute
+const patience = 3 * time.Minute
 
 // browser is a real one without a window. It is the rig chromium.
 type browser struct {
@@ -59,17 +59,18 @@ func newBrowser(t testing.TB) browser {
 	return b
 }
 
-func findChromium() (path string, err error) {
-	for _, name := range []string{
+func findChromium() (string, error) {
+	names := []string{
 		"chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome",
 		"/Applications/Chromium.app/Contents/MacOS/Chromium",
 		"/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
-	} {
-		if path, err = exec.LookPath(name); err == nil {
+	}
+	for _, name := range names {
+		if path, err := exec.LookPath(name); err == nil {
 			return path, nil
 		}
 	}
-	return "", err
+	return "", fmt.Errorf("looked for %s", strings.Join(names, ", "))
 }
 
 // on is the browser for a subtest.

@@ -2,10 +2,7 @@ package main
 
 import (
 	"encoding/json"
-	"encoding/xml"
-	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -20,7 +17,6 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"github.com/pawl-go/pawl/internal/pgtest"
-	"github.com/pawl-go/pawl/pglock"
 )
 
 // recorded is a run with -html, as -json has it, and the page.
@@ -304,6 +300,19 @@ func TestPage(t *testing.T) {
 			}
 		}
 	})
+	t.Run("stories of unequal length", func(t *testing.T) {
+		b := of.on(t)
+		uneven := told()
+		at := &uneven.tales[0].Events
+		*at = slices.DeleteFunc(*at, func(e event) bool { return e.Kind == held || e.Kind == expired }) // as when B comes late
+		b.open(render(t, uneven), desktop)
+		if faults := b.look().faults(uneven); len(faults) > 0 {
+			t.Error(faults)
+		}
+		if err := b.keys(); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Run("without a script", func(t *testing.T) {
 		b := of.on(t)
 		text, err := os.ReadFile(path)
@@ -406,224 +415,4 @@ func save(t testing.TB, path, text string) {
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// player is what the controls show, and what the pictures do.
-type player struct {
-	Position, Last float64
-	Button         string
-	Loop           bool
-	Shown          [][]bool // of each story, the events that are not veiled
-	Captions       []string
-}
-
-func (b browser) player() player {
-	b.Helper()
-	return eval[player](b, `({
-		Position: Number(document.querySelector("#player input").value),
-		Last: Number(document.querySelector("#player input").max),
-		Button: document.querySelector("[data-do=play]").ariaLabel,
-		Loop: document.querySelector("[data-do=loop]").ariaPressed === "true",
-		Shown: [...document.querySelectorAll(".picture")].map((picture) => {
-			const veil = picture.querySelector(".veil").getBoundingClientRect().y;
-			return [...picture.querySelectorAll("[data-kind] .at")].map((text) => text.getBoundingClientRect().y < veil);
-		}),
-		Captions: [...document.querySelectorAll(".caption")].map((caption) => caption.innerText),
-	})`)
-}
-
-// is returns an error unless the page shows as many events as it should at a
-// position, and says the last of them.
-func (b browser) is(position float64) error {
-	p, s := b.player(), b.look()
-	if p.Position != position {
-		return fmt.Errorf("it is at %v, want %v", p.Position, position)
-	}
-	for i, shown := range p.Shown {
-		for j, shown := range shown {
-			if want := j < int(position); shown != want {
-				return fmt.Errorf("at %v event %d of story %d is shown: %v", position, j+1, i+1, shown)
-			}
-		}
-		if position > 0 {
-			row := s.Stories[i].Rows[min(int(position), len(s.Stories[i].Rows))-1]
-			if want := row.After + " " + row.Who + " " + row.Words; p.Captions[i] != want {
-				return fmt.Errorf("at %v it says %q, want %q", position, p.Captions[i], want)
-			}
-		}
-	}
-	return nil
-}
-
-func (b browser) at(t *testing.T, position float64) {
-	t.Helper()
-	if err := b.is(position); err != nil {
-		t.Error(err)
-	}
-}
-
-// keys presses every key that the player knows and returns an error at the
-// first that doesn't do what it should.
-func (b browser) keys() error {
-	press := func(key string, position float64) error {
-		b.do(chromedp.KeyEvent(key))
-		return b.is(position)
-	}
-	if b.do(chromedp.KeyEvent(" ")); b.player().Button != "Play" {
-		return errors.New("space does not pause it")
-	}
-	last := b.player().Last
-	err := errors.Join(press(kb.End, last), press(kb.ArrowRight, last), press(kb.Home, 0), press(kb.ArrowLeft, 0))
-	for n := 1.0; err == nil && n <= last; n++ {
-		err = press(kb.ArrowRight, n)
-	}
-	if err = errors.Join(err, press(kb.ArrowLeft, last-1)); err != nil {
-		return err
-	}
-	if b.do(chromedp.KeyEvent("l")); b.player().Loop {
-		return errors.New("L does not end the loop")
-	}
-	if b.do(chromedp.KeyEvent(" ")); b.player().Button != "Pause" {
-		return errors.New("space does not play it")
-	}
-	// With the slider in focus the keys do the same, and not twice.
-	b.do(chromedp.Focus(chromedp.CSS("#player input")), chromedp.KeyEvent(kb.Home))
-	return errors.Join(press(kb.ArrowRight, 1), press(kb.ArrowRight, 2))
-}
-
-// wait waits until an expression holds in the page.
-func wait(b browser, expression string) {
-	b.Helper()
-	if _, err := chromedp.Run(b.ctx, chromedp.Poll[bool](expression)); err != nil {
-		b.Fatalf("%v: %s", err, expression)
-	}
-}
-
-// frames lets the page draw a few times.
-func frames(b browser) {
-	b.Helper()
-	eval[bool](b, `(async () => { for (let n = 0; n < 5; n++) await new Promise(requestAnimationFrame); return true; })()`)
-}
-
-// overflow is by how much the page, or what is in a picture, is too wide.
-func (b browser) overflow() int {
-	b.Helper()
-	return eval[int](b, `(() => {
-		const wide = [document.documentElement.scrollWidth];
-		for (const text of document.querySelectorAll(".picture text")) {
-			wide.push(text.getBoundingClientRect().right - text.closest("svg").getBoundingClientRect().right + innerWidth);
-		}
-		return Math.ceil(Math.max(...wide) - document.documentElement.clientWidth);
-	})()`)
-}
-
-// told is what a run is like.
-func told() results {
-	began := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
-	r := results{options: options{workers: 4, ops: 10, think: 5 * time.Millisecond, ttl: time.Second}, version: "15.18", began: began}
-	for i, story := range stories {
-		t := tale{Story: story, Began: began, Tokens: [2]pglock.Token{401, 402}, Balance: 900, Expected: 700, Accepted: true}
-		late := event{Actor: "A", Kind: accepted, Token: 401, Written: 900}
-		if i > 0 {
-			t.Balance, t.Expected, t.Accepted = 800, 800, false
-			late.Kind, late.Accepted, late.Error, late.State = refused, 402, "refused", "25P02"
-		}
-		for i, e := range []event{
-			{Actor: "A", Kind: granted, Token: 401},
-			{Actor: "A", Kind: read, Token: 401, Read: 1000},
-			{Actor: "A", Kind: believed, Token: 401},
-			{Actor: "A", Kind: stopped, Token: 401},
-			{Actor: "B", Kind: held, Token: 401, Holder: "A", Left: 480 * time.Millisecond},
-			{Actor: "lease", Kind: expired, Token: 401},
-			{Actor: "B", Kind: granted, Token: 402},
-			{Actor: "B", Kind: accepted, Token: 402, Read: 1000, Written: 800},
-			{Actor: "B", Kind: released, Token: 402},
-			{Actor: "A", Kind: continued, Token: 401},
-			late,
-			{Actor: "A", Kind: lost, Token: 401},
-		} {
-			e.At = began.Add(time.Duration(i+1) * 10 * time.Millisecond)
-			e.Fenced = story == fenced && e.Actor != "lease" && e.Kind != stopped && e.Kind != continued
-			t.Events = append(t.Events, e)
-		}
-		r.tales = append(r.tales, t)
-	}
-	return r
-}
-
-var number = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
-
-// The picture in the README is one that this program draws: it differs from
-// another in nothing but numbers.
-func TestPicture_OfTheReadme(t *testing.T) {
-	t.Parallel()
-	kept, err := os.ReadFile(filepath.Join("..", "..", "docs", "timeline.svg"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var drawn strings.Builder
-	if err := writePicture(&drawn, told()); err != nil {
-		t.Fatal(err)
-	}
-	for _, text := range []string{string(kept), drawn.String()} {
-		for d := xml.NewDecoder(strings.NewReader(text)); ; {
-			if _, err := d.Token(); err == io.EOF {
-				break
-			} else if err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	got, want := strings.Split(number.ReplaceAllString(string(kept), "#"), "\n"), strings.Split(number.ReplaceAllString(drawn.String(), "#"), "\n")
-	for i := range max(len(got), len(want)) {
-		if i >= len(got) || i >= len(want) || got[i] != want[i] {
-			t.Fatalf("line %d is not as it is drawn now: go run ./examples/lostupdate -svg docs/timeline.svg", i+1)
-		}
-	}
-}
-
-// Every colour can be read where it is used, by day and by night: text by the
-// 4.5 to 1 of WCAG 2, shapes by its 3 to 1.
-func TestColours(t *testing.T) {
-	t.Parallel()
-	css, err := pageFiles.ReadFile("page/picture.css")
-	if err != nil {
-		t.Fatal(err)
-	}
-	schemes := strings.SplitAfter(string(css), "@media (prefers-color-scheme: dark)")
-	if len(schemes) != 2 {
-		t.Fatalf("%d schemes", len(schemes))
-	}
-	for i, scheme := range schemes {
-		luminance := map[string]float64{}
-		for _, m := range regexp.MustCompile(`--([a-z-]+): #(..)(..)(..);`).FindAllStringSubmatch(scheme, -1) {
-			for j, weight := range []float64{0.2126, 0.7152, 0.0722} {
-				n, err := strconv.ParseUint(m[2+j], 16, 8)
-				if err != nil {
-					t.Fatal(err)
-				}
-				luminance[m[1]] += weight * linear(float64(n)/255)
-			}
-		}
-		for _, pair := range []struct {
-			colour, on string
-			least      float64
-		}{
-			{"ink", "card", 4.5}, {"ink", "paper", 4.5}, {"soft", "card", 4.5}, {"soft", "paper", 4.5}, {"harm", "card", 4.5},
-			{"harm", "harm-tint", 4.5}, {"ink", "a-tint", 4.5}, {"ink", "b-tint", 4.5}, {"soft", "a-tint", 4.5},
-			{"a", "card", 3}, {"b", "card", 3}, {"still", "card", 3}, {"still", "paper", 3},
-		} {
-			x, y := luminance[pair.colour], luminance[pair.on]
-			if got := (max(x, y) + 0.05) / (min(x, y) + 0.05); got < pair.least {
-				t.Errorf("scheme %d: %s on %s has a contrast of %.2f, want %v", i, pair.colour, pair.on, got, pair.least)
-			}
-		}
-	}
-}
-
-func linear(c float64) float64 {
-	if c <= 0.04045 {
-		return c / 12.92
-	}
-	return math.Pow((c+0.055)/1.055, 2.4)
 }

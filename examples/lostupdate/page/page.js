@@ -54,7 +54,7 @@
     }
     slider.value = position;
     slider.setAttribute("aria-valuetext", `event ${step} of ${last}`);
-    player.querySelector("output").textContent = `${step} of ${last}`;
+    player.querySelector(".count").textContent = `${step} of ${last}`;
   }
 
   function go(to) {
