@@ -17,6 +17,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"github.com/pawl-go/pawl/internal/pgtest"
+	"github.com/pawl-go/pawl/pglock"
 )
 
 // recorded is a run with -html, as -json has it, and the page.
@@ -148,7 +149,7 @@ func (s seenStory) wrong() (list []string) {
 		list = append(list, fmt.Sprintf("%s: the late write has token %d after the takeover with %d", s.Story, late, old))
 	}
 	drawn := s.Rows[order[5]].Text
-	want := fmt.Sprintf("refused %d < %d", late, old)
+	want := "refused " + short(pglock.Token(late)) + " < " + short(pglock.Token(old))
 	if s.Story == unfenced {
 		want = "accepted"
 	}
@@ -278,6 +279,17 @@ func TestPage(t *testing.T) {
 			if over := b.overflow(); over > 0 {
 				t.Errorf("at %d it is %d too wide", width, over)
 			}
+		}
+		const epoch = 200_000_000 << 22 // where tokens begin after a failover
+		long := doctored(told(), func(t *tale) {
+			for i := range t.Events {
+				t.Events[i].Token += epoch
+				t.Events[i].Accepted += epoch
+			}
+		})
+		b.open(render(t, long), screen{width: 375, height: 812, still: true})
+		if over, faults := b.overflow(), b.look().faults(long); over > 0 || len(faults) > 0 {
+			t.Errorf("with long tokens it is %d too wide, %v", over, faults)
 		}
 		eval[bool](b, `document.querySelector("main").append(Object.assign(document.createElement("pre"), {textContent: "x".repeat(80)})) ?? true`)
 		if b.overflow() <= 0 {

@@ -139,12 +139,12 @@ func (r *row) draw(e event) {
 	}
 	presents := ""
 	if e.Fenced {
-		presents = fmt.Sprintf("with %d", e.Token)
+		presents = "with " + short(e.Token)
 	}
 	switch e.Kind {
 	case granted:
 		r.point(laneLease, me, leaseHalf, 8)
-		say(fmt.Sprintf("token %d", e.Token), "")
+		say("token "+short(e.Token), "")
 	case held:
 		r.point(me, laneLease, 8, leaseHalf)
 		say("wants it", about(e.Left)+" left")
@@ -168,7 +168,7 @@ func (r *row) draw(e event) {
 		r.Arrow.Class, r.Arrow.Stopped = "refused", true
 		say(fmt.Sprintf("writes %d", e.Written), presents)
 		r.label(laneAccount-accountHalf-16, -6, "end", "verdict", "refused")
-		r.label(laneAccount-accountHalf-16, 15, "end", "verdict", fmt.Sprintf("%d < %d", e.Token, e.Accepted))
+		r.label(laneAccount-accountHalf-16, 15, "end", "verdict", short(e.Token)+" < "+short(e.Accepted))
 	case believed:
 		r.label(me+13, 5, "start", "said", "“I hold it”")
 	case lost:
@@ -186,6 +186,16 @@ func about(d time.Duration) string {
 		return fmt.Sprintf("%d ms", d.Milliseconds())
 	}
 	return fmt.Sprintf("%.1f s", d.Seconds())
+}
+
+// short is a token in the room that there is: after a failover tokens have 15
+// digits. In words they are whole.
+func short(t pglock.Token) string {
+	digits := fmt.Sprint(t)
+	if len(digits) > 5 {
+		return "…" + digits[len(digits)-3:]
+	}
+	return digits
 }
 
 // late says whether a write follows from what was read before the pause.
@@ -220,7 +230,7 @@ func (p *picture) drawLease() {
 			middle := (since + y) / 2
 			p.stretch(laneLease, leaseHalf, since, y, "lease "+strings.ToLower(holder.Actor),
 				label{laneLease, middle - 3, "middle", "holder", holder.Actor},
-				label{laneLease, middle + 12, "middle", "token", fmt.Sprint(holder.Token)})
+				label{laneLease, middle + 12, "middle", "token", short(holder.Token)})
 		}
 		holder = event{}
 	}
@@ -261,7 +271,7 @@ func (p *picture) drawAccount() {
 			if e.Kind == accepted {
 				at = y + 32
 			}
-			words = append(words, label{laneAccount, at, "middle", "floor", fmt.Sprintf("≥ %d", highest)})
+			words = append(words, label{laneAccount, at, "middle", "floor", "≥ " + short(highest)})
 		}
 	}
 	end(p.Bottom())
