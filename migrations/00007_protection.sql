@@ -25,11 +25,11 @@ CREATE FUNCTION pglock.present(name text, token bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    claims text := nullif(current_setting('pglock.presented', true), '');
+    claims text := current_setting('pglock.presented', true);
     claim  text := format('[[%s, %s]]', to_json(present.name), present.token);
 BEGIN
     PERFORM pglock.guard(present.name, present.token);
-    IF claims IS NULL THEN
+    IF coalesce(claims, '') = '' THEN
         claims := set_config('pglock.presented', claim, true);
     ELSIF NOT claims::jsonb @> claim::jsonb THEN
         claims := set_config('pglock.presented', (claims::jsonb || claim::jsonb)::text, true);
@@ -43,9 +43,9 @@ $$;
 -- keeps takers off from here to the end of the transaction, as a guard's does,
 -- and what was presented in time may expire meanwhile.
 --
--- Every statement on the table pays for this: no query but the one that locks
--- the row. A setting that is no JSON is PostgreSQL's error, because to catch it
--- would take a subtransaction.
+-- Every statement on the table pays for this: one query, which finds, proves and
+-- locks the row, and hardly an expression beside it. A setting that is no JSON
+-- is PostgreSQL's error, because to catch it would take a subtransaction.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.refuse_unpresented() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -57,6 +57,20 @@ DECLARE
     matched text;                                             -- the name presented last that matches
     lease   pglock.leases;
 BEGIN
+    FOR i IN 0 .. coalesce(jsonb_array_length(claims), 0) - 1 LOOP
+        PERFORM FROM pglock.leases l
+        WHERE l.name = claims -> i ->> 0 AND l.token = (claims -> i ->> 1)::bigint AND l.name LIKE TG_ARGV[0]
+          AND l.claim IS NOT NULL AND l.role = session_user
+        FOR KEY SHARE;
+        IF FOUND THEN
+            IF TG_LEVEL = 'STATEMENT' THEN
+                RETURN NULL;
+            ELSIF TG_OP = 'DELETE' THEN
+                RETURN OLD;
+            END IF;
+            RETURN NEW;
+        END IF;
+    END LOOP;
     IF claims IS NULL THEN
         RAISE EXCEPTION 'table % is protected: no lease was presented', TG_RELID::regclass
             USING ERRCODE = 'PW004', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
@@ -68,17 +82,6 @@ BEGIN
         CONTINUE WHEN wanted IS NULL OR wanted NOT LIKE TG_ARGV[0];
         matched := wanted;
         shown := claims -> i ->> 1;
-        PERFORM FROM pglock.leases l
-        WHERE l.name = wanted AND l.token = shown AND l.claim IS NOT NULL AND l.role = session_user
-        FOR KEY SHARE;
-        IF FOUND THEN
-            IF TG_LEVEL = 'STATEMENT' THEN
-                RETURN NULL;
-            ELSIF TG_OP = 'DELETE' THEN
-                RETURN OLD;
-            END IF;
-            RETURN NEW;
-        END IF;
     END LOOP;
     IF matched IS NULL THEN
         RAISE EXCEPTION 'table % is protected: no lease presented matches', TG_RELID::regclass
