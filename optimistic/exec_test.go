@@ -114,15 +114,15 @@ func TestExec_UnknownCommit(t *testing.T) {
 	other := newSamePool(t, pool)
 	holder := begin(t, other, "")
 	exec(t, holder, `SELECT pg_advisory_xact_lock(1)`)
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() {
 		defer close(done)
 		done <- optimistic.Exec(t.Context(), pool, `UPDATE accounts SET version = version + 1 WHERE id = $1`, 1)
 	}()
-	waitBlocked(t, other, holder) // in COMMIT
+	waitBlocked(t, other, holder, done) // in COMMIT
 	w.cut.Store(true)
 	commit(t, holder)
-	want(t, <-done, optimistic.ErrUnknownCommit)
+	want(t, receive(t, done), optimistic.ErrUnknownCommit)
 	// An answer lost before the COMMIT is known to have done nothing.
 	err := optimistic.Exec(t.Context(), pool, `UPDATE accounts SET version = version + 1 WHERE id = $1`, 1)
 	if err == nil || errors.Is(err, optimistic.ErrUnknownCommit) {

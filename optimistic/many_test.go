@@ -172,15 +172,15 @@ func TestCompareAndSetMany_Waits(t *testing.T) {
 				db = begin(t, pool, "")
 			}
 			var outcomes []optimistic.Outcome[account]
-			done := make(chan error)
+			done := make(chan error, 1)
 			go func() {
 				var err error
 				outcomes, err = accounts.CompareAndSetMany(t.Context(), db, []change{{2, second.Version, account{}}, {1, first.Version, account{}}})
 				done <- err
 			}()
-			waitBlocked(t, pool, tx)
+			waitBlocked(t, pool, tx, done)
 			commit(t, tx)
-			err := <-done
+			err := receive(t, done)
 			if inTx && level != "read committed" {
 				want(t, err, optimistic.ErrRetryOutside)
 			} else {

@@ -45,7 +45,7 @@ func TestRunInTx_WriteSkew(t *testing.T) {
 				if reading.Add(1) == 2 {
 					close(bothRead)
 				}
-				<-bothRead
+				receive(t, bothRead)
 			})
 			err := optimistic.RunInTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 				calls.Add(1)

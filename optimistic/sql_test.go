@@ -105,14 +105,14 @@ func TestSQL_ContextEnds(t *testing.T) {
 			want(t, err, nil)
 			d = optimistic.SQLTx(tx)
 		}
-		done := make(chan error)
+		done := make(chan error, 1)
 		go func() {
 			_, err := accounts.CompareAndSet(ctx, d, 1, 1, account{})
 			done <- err
 		}()
-		waitBlocked(t, other, blocker)
+		waitBlocked(t, other, blocker, done)
 		cancel()
-		err := <-done
+		err := receive(t, done)
 		want(t, err, context.Canceled)
 		if errors.Is(err, optimistic.ErrUnknownCommit) == inTx {
 			t.Errorf("in a transaction %v: %v", inTx, err)

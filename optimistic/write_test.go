@@ -420,16 +420,16 @@ func TestWrite_Terminated(t *testing.T) {
 	pool := newPool(t, createAccounts)
 	tx := begin(t, pool, "")
 	exec(t, tx, `SELECT FROM accounts WHERE id = 1 FOR UPDATE`)
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() {
 		defer close(done)
 		_, err := accounts.CompareAndSet(t.Context(), pool, 1, 1, account{})
 		done <- err
 	}()
-	waitBlocked(t, pool, tx)
+	waitBlocked(t, pool, tx, done)
 	exec(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 		WHERE $1::int = ANY (pg_blocking_pids(pid))`, tx.Conn().PgConn().PID())
-	err := <-done
+	err := receive(t, done)
 	want(t, err, optimistic.ErrUnknownCommit)
 	wantState(t, err, "57P01")
 }
@@ -477,11 +477,11 @@ func TestCompareAndSet_DefaultIsolation(t *testing.T) {
 		} {
 			tx := begin(t, pool, "")
 			bump(t, tx, 1)
-			done := make(chan error)
+			done := make(chan error, 1)
 			go func() { done <- c.do() }()
-			waitBlocked(t, pool, tx)
+			waitBlocked(t, pool, tx, done)
 			commit(t, tx)
-			if err := <-done; !errors.Is(err, optimistic.ErrConflict) {
+			if err := receive(t, done); !errors.Is(err, optimistic.ErrConflict) {
 				t.Errorf("%s at %s: %v", c.name, level, err)
 			}
 		}
