@@ -5,39 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pawl-go/pawl/internal/pgtest"
 	"github.com/pawl-go/pawl/optimistic"
 )
 
-// An exampleT is a testing.TB for Examples, which get none.
-type exampleT struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleT) Name() string              { return "Example" }
-func (*exampleT) Helper()                   {}
-func (*exampleT) Failed() bool              { return false }
-func (*exampleT) Context() context.Context  { return context.Background() }
-func (*exampleT) Error(args ...any)         { log.Print(args...) }
-func (*exampleT) Errorf(f string, a ...any) { log.Printf(f, a...) }
-func (*exampleT) Fatal(args ...any)         { log.Panic(args...) }
-func (*exampleT) Fatalf(f string, a ...any) { log.Panicf(f, a...) }
-func (e *exampleT) Cleanup(f func())        { e.cleanups = append(e.cleanups, f) }
-
 // examplePool is a pool on a database with two accounts, and what ends it.
 func examplePool() (*pgxpool.Pool, func()) {
-	t := &exampleT{}
-	pool := newPool(t, createAccounts)
-	return pool, func() {
-		for i := range t.cleanups {
-			t.cleanups[len(t.cleanups)-1-i]()
-		}
-	}
+	t, done := pgtest.Example()
+	return newPool(t, createAccounts), done
 }
 
 var errInsufficient = errors.New("insufficient funds")

@@ -28,6 +28,11 @@ func TestExec_O08_RowCount(t *testing.T) {
 			t.Errorf("%s, stale: %v", name, err)
 		}
 		usable(t, db)
+		// The control: without Exec it is a success.
+		tag, err := db.Exec(ctx, update, 8, 1, 1)
+		if err != nil || tag.RowsAffected() != 0 {
+			t.Errorf("%s, control: %v, %v", name, tag, err)
+		}
 	}
 	want(t, tx.Rollback(ctx), nil)
 	exec(t, inTx, `ROLLBACK`)

@@ -225,9 +225,12 @@ func (n noSQL) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, error) 
 	return nil, errors.ErrUnsupported
 }
 
-// A wire breaks a pool's connections just after the server has answered: what
-// was sent is done, and nobody hears of it.
-type wire struct{ cut atomic.Bool }
+// A wire counts the round trips of a pool's connections, and breaks them just
+// after the server has answered: what was sent is done, and nobody hears of it.
+type wire struct {
+	cut   atomic.Bool
+	turns atomic.Int64
+}
 
 func (w *wire) configure(c *pgxpool.Config) {
 	dial := c.ConnConfig.DialFunc
@@ -243,10 +246,19 @@ func (w *wire) configure(c *pgxpool.Config) {
 type wireConn struct {
 	net.Conn
 	wire *wire
+	sent atomic.Bool // and not answered yet
+}
+
+func (c *wireConn) Write(p []byte) (int, error) {
+	c.sent.Store(true)
+	return c.Conn.Write(p)
 }
 
 func (c *wireConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
+	if err == nil && c.sent.Swap(false) {
+		c.wire.turns.Add(1)
+	}
 	if err == nil && c.wire.cut.Load() {
 		c.Conn.Close()
 		return 0, net.ErrClosed

@@ -149,17 +149,29 @@ func TestCompareAndSet_O04_Increment(t *testing.T) {
 	pool := newPool(t, createAccounts)
 	for version := int64(1); version < 20; version++ {
 		var row optimistic.Versioned[account]
+		var outcomes []optimistic.Outcome[account]
 		var err error
-		if version%2 == 0 {
+		switch version % 4 {
+		case 0:
 			row, err = accounts.CompareAndSet(t.Context(), pool, 1, version, account{Balance: version})
-		} else {
+		case 1:
 			row, err = accounts.Update(t.Context(), pool, 1, deposit(1))
+		case 2:
+			row, err = accounts.Touch(t.Context(), pool, 1, version)
+		case 3:
+			outcomes, err = accounts.CompareAndSetMany(t.Context(), pool, []change{{1, version, account{Balance: version}}})
+			row = outcomes[0].Row
 		}
 		want(t, err, nil)
 		if is := stored(t, pool, 1); is.Version != version+1 || is != row {
 			t.Fatalf("returned %+v, there is %+v, want version %d", row, is, version+1)
 		}
 	}
+	// The control: who doesn't count goes unnoticed.
+	seen := stored(t, pool, 2)
+	exec(t, pool, `UPDATE accounts SET balance = 1 WHERE id = 2`)
+	_, err := accounts.CompareAndSet(t.Context(), pool, 2, seen.Version, seen.Value)
+	want(t, err, nil)
 }
 
 // A trigger that puts the old number back leaves nothing to compare.
@@ -229,7 +241,8 @@ func TestCompareAndSet_O08_GoneIsNotFound(t *testing.T) {
 	}
 }
 
-// A loads, B deletes, A saves: nothing comes back to life.
+// A loads, B deletes, A saves: nothing comes back to life, as it does with an
+// upsert, the control.
 func TestCompareAndSet_O11_NoResurrection(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, createAccounts)
@@ -244,8 +257,17 @@ func TestCompareAndSet_O11_NoResurrection(t *testing.T) {
 		_, err = accounts.CompareAndSet(t.Context(), pool, 1, never, loaded.Value)
 		want(t, err, optimistic.ErrNotFound)
 	}
-	if n := query[int64](t, pool, `SELECT count(*) FROM accounts WHERE id = 1`); n != 0 {
+	outcomes, err := accounts.CompareAndSetMany(t.Context(), pool, []change{{1, loaded.Version, loaded.Value}})
+	want(t, err, optimistic.ErrNotFound)
+	wantOutcomes(t, outcomes, optimistic.ErrNotFound)
+	back := func() bool { return query[bool](t, pool, `SELECT EXISTS (SELECT FROM accounts WHERE id = 1)`) }
+	if back() {
 		t.Error("the row is back")
+	}
+	exec(t, pool, `INSERT INTO accounts AS a VALUES (1, $1, 1)
+		ON CONFLICT (id) DO UPDATE SET balance = $1, version = a.version + 1 WHERE a.version = $2`, loaded.Value.Balance, loaded.Version)
+	if !back() {
+		t.Error("control: the upsert brought nothing back")
 	}
 }
 
