@@ -83,6 +83,59 @@ func ExampleTable_CompareAndSet() {
 	// Bob saw version 1, it is 2 by now, with a balance of 150
 }
 
+// Additions commute: whoever comes first, the sum is the same. Nothing is read,
+// nothing compared, nothing tried again. The version counts for those who do.
+func Example_counter() {
+	ctx := context.Background()
+	pool, done := examplePool()
+	defer done()
+
+	for range 3 {
+		_, err := pool.Exec(ctx, `UPDATE accounts SET balance = balance + 5, version = version + 1 WHERE id = 1`)
+		if err != nil {
+			log.Print(err)
+			return
+		}
+	}
+	row, err := accounts.Get(ctx, pool, 1)
+	fmt.Println(row.Value.Balance, row.Version, err)
+	// Output: 115 4 <nil>
+}
+
+// The lines of an order are guarded by the order's version: two who saw the same
+// order and change different lines meet at its root.
+func ExampleTable_Touch() {
+	ctx := context.Background()
+	pool, done := examplePool()
+	defer done()
+	_, err := pool.Exec(ctx, `
+		CREATE TABLE orders (id bigint PRIMARY KEY, version bigint NOT NULL);
+		CREATE TABLE lines (order_id bigint REFERENCES orders, line int, amount int NOT NULL, PRIMARY KEY (order_id, line));
+		INSERT INTO orders VALUES (7, 3); INSERT INTO lines VALUES (7, 1, 1), (7, 2, 1)`)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+
+	type Order struct{ ID int64 }
+	orders := optimistic.NewTable[Order]("orders")
+
+	setAmount := func(order, version int64, line, amount int) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if _, err := orders.Touch(ctx, tx, order, version); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, `UPDATE lines SET amount = $3 WHERE order_id = $1 AND line = $2`, order, line, amount)
+			return err
+		})
+	}
+	fmt.Println(setAmount(7, 3, 1, 2))
+	fmt.Println(setAmount(7, 3, 2, 5))
+	// Output:
+	// <nil>
+	// touch orders, key 7: optimistic: row has changed: it is at version 4, expected 3
+}
+
 // SQL of your own, and no row of it passes unnoticed.
 func ExampleExec() {
 	ctx := context.Background()

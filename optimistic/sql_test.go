@@ -51,9 +51,9 @@ func TestSQL(t *testing.T) {
 		want(t, err, nil)
 		_, err = accounts.CompareAndSetMany(ctx, d, []change{{2, now.Version, account{Balance: 7}}})
 		want(t, err, nil)
-		var schema *optimistic.SchemaError
-		if err := accounts.Verify(ctx, d); !errors.As(err, &schema) {
-			t.Error(err)
+		want(t, accounts.Verify(ctx, d), nil)
+		if found, err := accounts.Inspect(ctx, d); err != nil || len(found) != 2 {
+			t.Errorf("found %v, %v", found, err)
 		}
 		if i == 0 {
 			// What was done belongs to the owner of the transaction.
