@@ -41,6 +41,9 @@ func TestProtect_EveryManner(t *testing.T) {
 		{"partition attached later, update", `UPDATE parts_late SET n = 0`},
 		{"partition attached later, delete", `DELETE FROM parts_late`},
 		{"partition created later, insert", `INSERT INTO parts_later VALUES (31, 1)`},
+		{"inheritance, update by the parent", `UPDATE kin SET n = 0`},
+		{"inheritance, delete by the parent", `DELETE FROM kin`},
+		{"inheritance, truncate by the parent", `TRUNCATE kin`},
 	} {
 		attacks = append(attacks, attack{name: manner.name, sql: []string{manner.sql}, want: "PW004"})
 	}
@@ -106,6 +109,43 @@ func TestProtect_EveryCredential(t *testing.T) {
 		{name: "search_path", want: "PW002", sql: append(slices.Clone(games),
 			`SELECT set_config('pglock.presented', '[["accounts/theirs", {theirs}]]', true)`, `UPDATE public.accounts SET balance = 0`)},
 		{name: "search_path, nothing presented", want: "PW004", sql: append(slices.Clone(games), `UPDATE public.accounts SET balance = 0`)},
+	})
+}
+
+// What guard and fence refuse, before a write that nothing else would.
+func TestRefusals_EveryPath(t *testing.T) {
+	t.Parallel()
+	const write = `INSERT INTO ledger VALUES ('stale')`
+	guard := func(name, args, want string) attack {
+		return attack{name: "guard, " + name, want: want, always: true, sql: []string{`SELECT pglock.guard(` + args + `)`, write}}
+	}
+	fence := func(name, args, want string, always bool) attack {
+		return attack{name: "fence, " + name, want: want, always: always, sql: []string{`SELECT pglock.fence(` + args + `)`, write}}
+	}
+	storm(t, []attack{
+		guard("a token of before", `'accounts/mine', 1`, "PW002"),
+		guard("the highest there can be", `'accounts/mine', 9223372036854775807`, "PW002"),
+		guard("negative", `'accounts/mine', -1`, "PW002"),
+		guard("NULL", `'accounts/mine', NULL`, "PW002"),
+		guard("no name", `NULL, 1`, "22023"),
+		guard("another role's lease", `'accounts/theirs', {theirs}`, "PW002"),
+		unseen(guard("SQL in a name", `'accounts/mine''; DELETE FROM ledger; --', {mine}`, "PW002")),
+		fence("a token of before", `'ledger', 4`, "PW001", false),
+		fence("the lowest", `'ledger', 1`, "PW001", false),
+		fence("zero", `'ledger', 0`, "22023", true),
+		fence("negative", `'ledger', -1`, "22023", true),
+		fence("NULL", `'ledger', NULL`, "22023", true),
+		fence("no resource", `NULL, 5`, "22023", true),
+		fence("higher than a token can be", `'ledger', 9223372036854775808`, "42883", true),
+		{name: "fence, refused, and back to a savepoint", want: "PW001", sql: []string{
+			`DO $$ BEGIN PERFORM pglock.fence('ledger', 4); EXCEPTION WHEN OTHERS THEN NULL; END $$`,
+			`SELECT pglock.fence('ledger', 4)`, write}},
+		{name: "fence, search_path", want: "PW001", sql: []string{
+			`CREATE TEMP TABLE fences (resource text, token bigint)`,
+			`CREATE FUNCTION pg_temp.no(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT false'`,
+			`CREATE OPERATOR pg_temp.> (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = pg_temp.no)`,
+			`SET LOCAL search_path = pg_temp, evil, pg_catalog, public`,
+			`SELECT pglock.fence('ledger', 4)`, `INSERT INTO public.ledger VALUES ('stale')`}},
 	})
 }
 
