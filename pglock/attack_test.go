@@ -263,9 +263,11 @@ func storm(t *testing.T, attacks []attack) {
 		t.Error("something was changed")
 	}
 	everywhere(func(p path, level pgx.TxIsoLevel) {
-		if state := p.run(f, t, level, attempt(rightful)); state != "" {
-			t.Errorf("the rightful holder, by %s at %s: SQLSTATE %s", p.name, level, state)
-		}
+		t.Run("rightful/"+p.name+"/"+string(level), func(t *testing.T) {
+			if state := p.run(f, t, level, attempt(rightful)); state != "" {
+				t.Errorf("SQLSTATE %s", state)
+			}
+		})
 	})
 	exec(t, f.owner, surrender)
 	app := pgtest.PoolOn(t, f.dsn)

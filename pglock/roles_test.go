@@ -108,11 +108,11 @@ func TestRoles_Refused(t *testing.T) {
 		{"fence below the first", `SELECT pglock.fence('r', 0)`, "22023"},
 	}
 	for _, tt := range refusals {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			everywhere(func(p path, level pgx.TxIsoLevel) {
+		everywhere(func(p path, level pgx.TxIsoLevel) {
+			t.Run(tt.name+"/"+p.name+"/"+string(level), func(t *testing.T) {
+				t.Parallel()
 				if state := p.run(f, t, level, []string{f.spells.Replace(tt.sql)}); state != tt.want {
-					t.Errorf("by %s at %s: SQLSTATE %q, want %q", p.name, level, state, tt.want)
+					t.Errorf("SQLSTATE %q, want %q", state, tt.want)
 				}
 			})
 		})
