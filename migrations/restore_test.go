@@ -91,6 +91,50 @@ func TestRestore(t *testing.T) {
 	}
 }
 
+// Data alone goes into protected tables with --disable-triggers, and not
+// without.
+func TestRestore_DataAlone(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.DSN(t)
+	pool := pgtest.PoolOn(t, dsn)
+	fill(t, pool)
+	before := query[string](t, pool, contents)
+	for _, tt := range []struct {
+		name string
+		args []string
+		ok   bool
+	}{
+		{"with --disable-triggers", []string{"--disable-triggers"}, true},
+		{"control: without", nil, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			out, err := exec.CommandContext(t.Context(), pgtest.Client(t, "pg_dump", dsn), append(tt.args, "-a", "-n", "public", "-d", dsn)...).Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			target := pgtest.DSN(t)
+			restored := pgtest.PoolOn(t, target)
+			fill(t, restored)
+			const off, on = `SELECT pglock.unprotect('accounts'), pglock.unprotect('parts')`, `SELECT pglock.protect('accounts', 'accounts/%'), pglock.protect('parts', 'it''s \%')`
+			do(t, restored, off, `TRUNCATE accounts, parts`, on)
+			restore := exec.CommandContext(t.Context(), pgtest.Client(t, "psql", target), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", target)
+			restore.Stdin = bytes.NewReader(out)
+			said, err := restore.CombinedOutput()
+			if tt.ok && (err != nil || query[string](t, restored, contents) != before) {
+				t.Errorf("%v\n%s", err, said)
+			}
+			if !tt.ok && !bytes.Contains(said, []byte("is protected: no lease was presented")) {
+				t.Errorf("it is not refused (%v): this test shows nothing\n%s", err, said)
+			}
+			var refused *pgconn.PgError
+			if _, err := restored.Exec(t.Context(), `DELETE FROM accounts`); !errors.As(err, &refused) || refused.Code != "PW004" {
+				t.Errorf("afterwards a write without a lease: %v, want PW004", err)
+			}
+		})
+	}
+}
+
 // Leases and waits that come back with an old dump stand in nobody's way: they
 // have expired since, the next token is higher than any of before, and whoever
 // had one then is refused.
