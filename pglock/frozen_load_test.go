@@ -100,8 +100,9 @@ func (c *oldClient) take(ctx context.Context, name string) (token int64, err err
 	}
 }
 
-// add reads a counter and writes it back, one higher, and an entry with it.
-func (c *oldClient) add(ctx context.Context, prove, name string, token int64) error {
+// add reads a counter and writes it back, one higher, and an entry with it. In
+// between it calls pause.
+func (c *oldClient) add(ctx context.Context, prove, name string, token int64, pause func()) error {
 	return pgx.BeginFunc(ctx, c.conn, func(tx pgx.Tx) error {
 		if prove != "" {
 			if _, err := tx.Exec(ctx, prove, name, token); err != nil {
@@ -115,6 +116,7 @@ func (c *oldClient) add(ctx context.Context, prove, name string, token int64) er
 		if err := tx.QueryRow(ctx, `SELECT n FROM counters WHERE name = $1`, name).Scan(&n); err != nil {
 			return err
 		}
+		pause()
 		if _, err := tx.Exec(ctx, `INSERT INTO entries (name, token) VALUES ($1, $2)`, name, token); err != nil {
 			return err
 		}
@@ -141,7 +143,7 @@ func (c *oldClient) tenure(ctx context.Context, name string, token int64) error 
 	if sqlState(err) != "PW002" {
 		return fmt.Errorf("guard of the token before says %w", err)
 	}
-	if err := c.add(ctx, "present", name, token); err != nil {
+	if err := c.add(ctx, "present", name, token, func() {}); err != nil {
 		return err
 	}
 	if err := c.conn.QueryRow(ctx, "release", names, tokens, 30*time.Second).Scan(nil, &state, nil, nil); err != nil || state != "released" {
@@ -178,6 +180,8 @@ func TestFrozen_UnderLoad(t *testing.T) {
 			var g errgroup.Group
 			var woken, tickets, added atomic.Int64
 			const clients = 8
+			var readers atomic.Int64 // in the control: more of them than counters
+			allHaveRead := make(chan struct{})
 			for id := range clients {
 				c := newOldClient(t, pool, id, &woken, &tickets)
 				g.Go(func() error {
@@ -186,11 +190,15 @@ func TestFrozen_UnderLoad(t *testing.T) {
 					for range scale(60, 15) {
 						name := names[rand.N(len(names))]
 						if tt.unlocked {
-							added.Add(1)
-							if err := c.add(ctx, "", name, added.Load()); err != nil {
-								return err
-							}
-							continue
+							return c.add(ctx, "", name, added.Add(1), func() {
+								if readers.Add(1) == clients {
+									close(allHaveRead)
+								}
+								select {
+								case <-allHaveRead:
+								case <-ctx.Done():
+								}
+							})
 						}
 						token, err := c.take(ctx, name)
 						if err != nil {
