@@ -198,8 +198,9 @@ $$;
 
 -- The tables that are protected, read back from their triggers. gaps are
 -- partitions that can be truncated straight, since they were attached after
--- protect was called last, or whose triggers were disabled; and inheritance
--- children that the table was given since.
+-- protect was called last, or whose triggers were disabled; inheritance
+-- children that the table was given since; and a parent, of either kind, that it
+-- was put under since, through which it can be written.
 CREATE VIEW pglock.protected_tables AS
 SELECT t.tgrelid::regclass AS target,
        convert_from(substring(t.tgargs FROM 1 FOR length(t.tgargs) - 1), getdatabaseencoding()) AS pattern,
@@ -211,6 +212,8 @@ SELECT t.tgrelid::regclass AS target,
                                 WHERE g.tgrelid = p.relid AND g.tgfoid = t.tgfoid AND g.tgname = 'pglock_protect_truncate')
                     OR EXISTS (SELECT FROM pg_catalog.pg_trigger g
                                WHERE g.tgrelid = p.relid AND g.tgfoid = t.tgfoid AND g.tgenabled NOT IN ('O', 'A')))
+             UNION
+             SELECT i.inhparent FROM pg_catalog.pg_inherits i WHERE i.inhrelid = t.tgrelid
              UNION
              SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhparent
              WHERE i.inhparent = t.tgrelid AND c.relkind = 'r'

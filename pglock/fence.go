@@ -24,7 +24,10 @@ import (
 // granted). Where the service's numbers begin again lower, as those of an etcd
 // that was restored or of a Redis that lost its counter, the rightful holder is
 // refused too: one that acquires anew gets ErrFenced again, with the same
-// Highest, above all that the service now gives. Once no holder of before can
+// Highest, above all that the service now gives. (Where the resource is named
+// after a lease of this database, and the token refused is the one held, the
+// error is the server's "token regression", SQLSTATE PW003, and no ErrFenced.)
+// Once no holder of before can
 // still write, an administrator sets the resources back to the highest token of
 // the new count:
 //

@@ -3,6 +3,7 @@ package pglock_test
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -145,6 +146,35 @@ func TestFence_F4_TheSourceBeginsAgain(t *testing.T) {
 		}
 	}
 	fenced(t, fence("other", 4), "other", 4, 41_007)
+}
+
+// Where the tokens are those of the lease of the resource's name the two are
+// told apart: the holder whose token is refused is no stale writer.
+func TestFence_TokenRegression(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := newClient(t, pool)
+	for _, level := range levels {
+		name := string(level)
+		accept(t, pool, name, 41_007)
+		l := acquire(t, c, name, time.Hour)
+		fence := func() (err error) {
+			inTx(t, pool, level, func(tx pgx.Tx) { err = pglock.Fence(t.Context(), tx, name, l.Token()) })
+			return err
+		}
+		if err := fence(); sqlState(err) != "PW003" || errors.Is(err, pglock.ErrFenced) || !strings.Contains(err.Error(), "token regression") {
+			t.Errorf("%s, held: %v, want token regression", level, err)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		fenced(t, fence(), name, l.Token(), 41_007)
+		l = acquire(t, c, name, time.Hour)
+		one[int64](t, pool, `SELECT pglock.reset_fence($1, $2)`, name, int64(l.Token()))
+		if err := fence(); err != nil {
+			t.Errorf("%s, set back: %v", level, err)
+		}
+	}
 }
 
 // A backend that dies between the fence and the write leaves neither: the two
