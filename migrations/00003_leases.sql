@@ -435,7 +435,7 @@ $$;
 --   SELECT pglock.guard('accounts/42', 17);
 -- +goose StatementBegin
 CREATE FUNCTION pglock.guard(name text, token bigint) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
     ends   timestamptz;

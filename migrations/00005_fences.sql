@@ -15,7 +15,7 @@
 --   SELECT pglock.fence('accounts/42', 17);
 -- +goose StatementBegin
 CREATE FUNCTION pglock.fence(resource text, token bigint) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
     accepted bigint;

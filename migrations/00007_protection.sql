@@ -48,7 +48,7 @@ $$;
 -- is PostgreSQL's error, because to catch it would take a subtransaction.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.refuse_unpresented() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
     claims  jsonb := nullif(current_setting('pglock.presented', true), '');
