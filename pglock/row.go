@@ -98,8 +98,11 @@ func (r RowLock) String() string {
 //     tx ends: select by a unique key, or use LockRows.
 //   - A query whose rows a clause would not lock, or not as they are returned,
 //     is refused before any SQL: one with GROUP BY, HAVING, DISTINCT, UNION and
-//     the like, aggregates, window functions, a WITH query that writes, a FOR
-//     clause of its own, no table in its FROM, or another statement behind it.
+//     the like, aggregates, window functions, functions that return a set (but
+//     in FROM), an outer join that makes up rows of a table, a WITH query that
+//     writes, a FOR clause of its own, no table in its FROM, or another
+//     statement behind it; SkipLocked with WITH TIES; and any of these in a
+//     sub-select in FROM.
 //   - With NoWait, a locked row is a *BlockedError (ErrLocked), and then, as
 //     after any error but a broken connection, no row stays locked: it runs
 //     between SAVEPOINT and RELEASE, at the price of two round trips, a
@@ -113,13 +116,19 @@ func (r RowLock) String() string {
 //     cost all the others.
 //   - ctx ended during the wait: a *BlockedError that matches ctx.Err() too.
 //     The connection is closed with it.
+//   - A query whose text doesn't show that its rows can't be locked (a view
+//     that groups, an aggregate of the user's own, a materialized view) is
+//     refused by the server.
 //   - A deadlock, which PostgreSQL resolves at the expense of one side, is
 //     named as one; a row changed since the snapshot at REPEATABLE READ and
 //     above is 40001. In both cases the whole transaction is to be run again.
 //
 // A lock on the whole table (ALTER TABLE, say) is waited for even with NoWait
 // and SkipLocked. Rows of WITH queries and functions are not locked; those of a
-// sub-select in FROM are.
+// sub-select in FROM are, in each table that it names. More rows are locked than
+// returned with OFFSET, with a sub-select in FROM that has a LIMIT and a WHERE
+// outside it, and with SkipLocked on a join, where one row was free and its
+// partner was not.
 func LockRow[T any](ctx context.Context, tx pgx.Tx, how RowLock, scan pgx.RowToFunc[T], sql string, args ...any) (T, error) {
 	return lock(ctx, tx, how, false, sql, args, func(rows pgx.Rows) (T, error) {
 		row, err := pgx.CollectExactlyOneRow(rows, scan)
@@ -167,6 +176,9 @@ func lock[R any](ctx context.Context, tx pgx.Tx, how RowLock, order bool, sql st
 	if order && !q.ordered {
 		return none, fmt.Errorf("pglock: can't lock the rows of %.80q: without ORDER BY two callers can lock them in different orders and wait for each other", sql)
 	}
+	if q.ties && how.wait == skipLocked {
+		return none, fmt.Errorf("pglock: can't lock the rows of %.80q: WITH TIES can't tell what a row that SkipLocked leaves out would tie with: use LIMIT", sql)
+	}
 	// The clause has a line of its own: behind a comment it would be part of it.
 	sql = q.sql + "\n" + how.String()
 
@@ -196,6 +208,10 @@ func query[R any](ctx context.Context, tx pgx.Tx, sql string, args []any, collec
 		}
 	}
 	var none R
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && (pg.Code == "0A000" || pg.Code == "42809") { // feature_not_supported, wrong_object_type
+		return none, fmt.Errorf("pglock: can't lock the rows of %.80q: %w", sql, err)
+	}
 	return none, waited(ctx, "a row", err)
 }
 

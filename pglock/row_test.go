@@ -245,26 +245,6 @@ func TestLockRow_ChangedSinceTheSnapshot(t *testing.T) {
 	}
 }
 
-// Where the reader of SQL can't know, the server refuses.
-func TestLockRows_RefusedByTheServer(t *testing.T) {
-	t.Parallel()
-	pool := accounts(t, 1)
-	exec(t, pool, `CREATE VIEW sums AS SELECT sum(balance) AS n FROM accounts GROUP BY id`)
-	exec(t, pool, `CREATE AGGREGATE my_sum(int) (sfunc = int4pl, stype = int)`)
-	for _, sql := range []string{
-		`SELECT n FROM sums ORDER BY n`,
-		`SELECT my_sum(balance) FROM accounts ORDER BY 1`,
-		`SELECT balance FROM transfers LEFT JOIN accounts ON id = account ORDER BY id`,
-	} {
-		inTx(t, pool, pgx.ReadCommitted, func(tx pgx.Tx) {
-			_, err := pglock.LockRows(t.Context(), tx, pglock.ForUpdate, pgx.RowTo[int], sql)
-			if sqlState(err) != "0A000" {
-				t.Errorf("%s: %v", sql, err)
-			}
-		})
-	}
-}
-
 // TestLockRows_R01_Deadlock has workers lock random sets of rows: in the order
 // of the key there is no deadlock, in a random order there is one.
 func TestLockRows_R01_Deadlock(t *testing.T) {
