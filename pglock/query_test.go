@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pawl-go/pawl/pglock"
 )
@@ -25,13 +26,16 @@ func (r *recorder) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, err
 	return nil, errRecorded
 }
 
-func (r *recorder) Begin(context.Context) (pgx.Tx, error) { return r, nil }
+// saving is a recorder that takes savepoints.
+type saving struct{ recorder }
 
-func (r *recorder) Rollback(context.Context) error { return nil }
+func (*saving) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, nil
+}
 
 // lockedSQL returns what LockRows sends for a query, or its refusal.
 func lockedSQL(how pglock.RowLock, sql string) (string, error) {
-	tx := &recorder{}
+	tx := &saving{}
 	_, err := pglock.LockRows(context.Background(), tx, how, pgx.RowTo[int], sql)
 	if errors.Is(err, errRecorded) {
 		return tx.sql, nil

@@ -107,18 +107,29 @@ func (r RowLock) String() string {
 //     after any error but a broken connection, no row stays locked: it runs
 //     between SAVEPOINT and RELEASE, at the price of two round trips, a
 //     transaction id of its own, and a multixact when the row is then updated.
+//     When it is refused, one more statement between savepoints runs the query
+//     again, twice, and asks pg_locks whose lock is in the way. Pids is empty
+//     where FROM is more than the name of a table, where they have gone by then,
+//     and where the lock was taken under a savepoint since released, as NoWait
+//     does it, and it can be of more than one.
 //
 // These abort tx, which can only be rolled back (or back to a savepoint of the
 // caller's: tx.Begin makes one):
 //
-//   - A wait longer than lock_timeout (SetLockTimeout) is a *BlockedError. A
-//     savepoint for every wait, against a timeout that is the exception, would
-//     cost all the others.
-//   - ctx ended during the wait: a *BlockedError that matches ctx.Err() too.
-//     The connection is closed with it.
+//   - A wait longer than lock_timeout (SetLockTimeout) is a *BlockedError,
+//     without Pids: who was in the way can't be asked in a transaction that is
+//     aborted. A savepoint for every wait, against a timeout that is the
+//     exception, would cost all the others. While the wait lasts,
+//     pg_blocking_pids tells any other session.
+//   - ctx ended before the answer came: a *BlockedError that matches ctx.Err()
+//     too, and the connection is closed. Whether a lock was waited for, or the
+//     query is slow, can't be told from here; the message says that it was
+//     given up. A statement_timeout is the server's error as it is, 57014.
 //   - A query whose text doesn't show that its rows can't be locked (a view
 //     that groups, an aggregate of the user's own, a materialized view) is
 //     refused by the server.
+//   - A transaction that the server has ended for its hold timeout
+//     (SetHoldTimeout) is ErrLost, where the server's word of it gets through.
 //   - A deadlock, which PostgreSQL resolves at the expense of one side, is
 //     named as one; a row changed since the snapshot at REPEATABLE READ and
 //     above is 40001. In both cases the whole transaction is to be run again.
@@ -185,18 +196,28 @@ func lock[R any](ctx context.Context, tx pgx.Tx, how RowLock, order bool, sql st
 	if how.wait != noWait {
 		return query(ctx, tx, sql, args, collect)
 	}
-	inner, err := tx.Begin(ctx)
-	if err != nil {
+	if _, err := tx.Exec(ctx, "SAVEPOINT pglock"); err != nil {
 		return none, fmt.Errorf("pglock: savepoint: %w", err)
 	}
-	answer, err := query(ctx, inner, sql, args, collect)
-	if err != nil {
-		if back := inner.Rollback(ctx); back != nil && ctx.Err() == nil {
-			err = errors.Join(err, back)
-		}
-		return none, err
+	answer, err := query(ctx, tx, sql, args, collect)
+	if err == nil {
+		_, err = tx.Exec(ctx, "RELEASE SAVEPOINT pglock")
+		return answer, err
 	}
-	return answer, inner.Commit(ctx)
+	var blocked *BlockedError
+	var back error
+	if errors.As(err, &blocked) {
+		if _, back = tx.Exec(ctx, "ROLLBACK TO SAVEPOINT pglock"); back == nil {
+			q.blockers(ctx, tx, how, args, blocked)
+		}
+	}
+	if back == nil {
+		_, back = tx.Exec(ctx, "ROLLBACK TO SAVEPOINT pglock; RELEASE SAVEPOINT pglock")
+	}
+	if back != nil && ctx.Err() == nil {
+		err = errors.Join(err, back)
+	}
+	return none, err
 }
 
 func query[R any](ctx context.Context, tx pgx.Tx, sql string, args []any, collect func(pgx.Rows) (R, error)) (R, error) {
@@ -218,15 +239,21 @@ func query[R any](ctx context.Context, tx pgx.Tx, sql string, args []any, collec
 // waited says what an error means to a caller who asked for a lock.
 func waited(ctx context.Context, what string, err error) error {
 	var pg *pgconn.PgError
+	errors.As(err, &pg)
+	ended := ctx.Err()
 	switch {
-	case errors.As(err, &pg) && pg.Code == "55P03": // lock_not_available
+	case pg != nil && pg.Code == "55P03": // lock_not_available
 		if pg.Where != "" {
 			what += " (" + pg.Where + ")"
 		}
 		return &BlockedError{What: what, Err: err}
-	case errors.As(err, &pg) && pg.Code == "40P01":
+	case pg != nil && pg.Code == "40P01":
 		return fmt.Errorf("pglock: deadlock, which aborts this transaction; %s: %w", pg.Detail, err)
-	case pg == nil && ctx.Err() != nil:
+	case pg != nil && (pg.Code == "25P03" || pg.Code == "25P04"): // idle_in_transaction_session_timeout, transaction_timeout
+		return fmt.Errorf("%w: the server has ended a transaction that was kept open too long (SetHoldTimeout), with its locks and writes: %w", ErrLost, err)
+	case ended != nil && pg != nil && pg.Code == "57014": // query_canceled, on behalf of ctx
+		return &BlockedError{What: what, Err: fmt.Errorf("%w: %w", ended, err)}
+	case ended != nil && errors.Is(err, ended):
 		return &BlockedError{What: what, Err: err}
 	}
 	return err

@@ -20,7 +20,11 @@ import (
 // accounts returns a pool on a database with the accounts 1 to n.
 func accounts(t *testing.T, n int) *pgxpool.Pool {
 	t.Helper()
-	pool := roomy(t, pgtest.Pool(t), 20)
+	return accountsOn(t, roomy(t, pgtest.Pool(t), 20), n)
+}
+
+func accountsOn(t *testing.T, pool *pgxpool.Pool, n int) *pgxpool.Pool {
+	t.Helper()
 	exec(t, pool, `CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL DEFAULT 100)`)
 	exec(t, pool, `CREATE TABLE transfers (account int REFERENCES accounts)`)
 	exec(t, pool, `INSERT INTO accounts SELECT generate_series(1, $1)`, n)
