@@ -105,6 +105,43 @@ func TestLockRows_NamesTheBlockers(t *testing.T) {
 	}
 }
 
+// The question takes the arguments that the query takes.
+func TestLockRows_NamesTheBlockersByArguments(t *testing.T) {
+	t.Parallel()
+	pool := accounts(t, 1)
+	holder, asks := begin(t, pool), begin(t, pool)
+	lockAccount(t, holder, pglock.ForUpdate, 1)
+	for where, args := range map[string][]any{
+		"id = $1":   {1},
+		"id = @id":  {pgx.NamedArgs{"id": 1}},
+		"id = ($1)": {pgx.QueryExecModeSimpleProtocol, 1},
+		"$1 = id":   {pgx.QueryExecModeExec, pgx.QueryResultFormats{pgx.TextFormatCode}, 1},
+	} {
+		blocked := refusal(t, asks, pglock.ForUpdate.NoWait(), `SELECT id FROM accounts WHERE `+where+` ORDER BY id`, args...)
+		if diff := cmp.Diff([]int32{pid(holder)}, blocked.Pids); diff != "" {
+			t.Errorf("%s: %s", where, diff)
+		}
+	}
+}
+
+// NoWait waits for a lock on the table, and so does who asks then, briefly: the
+// transaction and its own timeout stay as they were.
+func TestLockRows_NoWaitBesideATableLock(t *testing.T) {
+	t.Parallel()
+	pool := accounts(t, 1)
+	holder, tx := begin(t, pool), begin(t, pool)
+	exec(t, holder, `LOCK TABLE accounts`)
+	if err := pglock.SetLockTimeout(t.Context(), tx, 20*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if blocked := refusal(t, tx, pglock.ForUpdate.NoWait(), `SELECT id FROM accounts ORDER BY id`); len(blocked.Pids) != 0 {
+		t.Errorf("blocked by %v", blocked.Pids)
+	}
+	if got := one[string](t, tx, `SHOW lock_timeout`); got != "20ms" {
+		t.Errorf("its lock_timeout is %s", got)
+	}
+}
+
 // A prepared transaction has no backend; it counts as 0, as with
 // pg_blocking_pids.
 func TestLockRows_NamesAPreparedTransaction(t *testing.T) {

@@ -63,6 +63,12 @@ var (
 
 // NoWait returns the same lock, refused at once with a *BlockedError where a
 // row is locked. It replaces SkipLocked.
+//
+// A refusal, and only that, costs a statement more, which asks who is in the
+// way: it runs the query again, twice, under a savepoint, and looks into
+// pg_locks. Pids is empty where FROM is anything but the name of a table, where
+// nobody is in the way any more, and where the row was locked under a savepoint
+// that was released since, as NoWait does, and several backends may have it.
 func (r RowLock) NoWait() RowLock {
 	r.wait = noWait
 	return r
@@ -107,11 +113,6 @@ func (r RowLock) String() string {
 //     after any error but a broken connection, no row stays locked: it runs
 //     between SAVEPOINT and RELEASE, at the price of two round trips, a
 //     transaction id of its own, and a multixact when the row is then updated.
-//     When it is refused, one more statement between savepoints runs the query
-//     again, twice, and asks pg_locks whose lock is in the way. Pids is empty
-//     where FROM is more than the name of a table, where they have gone by then,
-//     and where the lock was taken under a savepoint since released, as NoWait
-//     does it, and it can be of more than one.
 //
 // These abort tx, which can only be rolled back (or back to a savepoint of the
 // caller's: tx.Begin makes one):
@@ -207,7 +208,8 @@ func lock[R any](ctx context.Context, tx pgx.Tx, how RowLock, order bool, sql st
 	var blocked *BlockedError
 	var back error
 	if errors.As(err, &blocked) {
-		if _, back = tx.Exec(ctx, "ROLLBACK TO SAVEPOINT pglock"); back == nil {
+		// Who asks may not wait long for a lock on the table.
+		if _, back = tx.Exec(ctx, "ROLLBACK TO SAVEPOINT pglock; SET LOCAL lock_timeout = '100ms'"); back == nil {
 			q.blockers(ctx, tx, how, args, blocked)
 		}
 	}
