@@ -18,7 +18,8 @@ var (
 
 	// ErrLost says that the caller had the lock and has it no longer. It is the
 	// cause of a lease's or a lock's Context, and what Err, Guard, InTx and
-	// Release return after that.
+	// Release return after that. Returned too by LockRow, LockRows and LockTx in
+	// a transaction that the server has ended for its SetHoldTimeout.
 	ErrLost = errors.New("pglock: lost")
 
 	// ErrFenced says that the resource has accepted a higher token, so that the
