@@ -1,6 +1,7 @@
 package pglock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -11,12 +12,14 @@ import (
 var (
 	// ErrLocked says that the caller never had the lock: somebody else holds
 	// it. Returned by every Try function, by NoWait and a lock timeout, and
-	// together with the context's error by a wait that was given up.
+	// together with the context's error by a wait that was given up, whether it
+	// was for somebody or for a slow server.
 	ErrLocked = errors.New("pglock: locked")
 
 	// ErrLost says that the caller had the lock and has it no longer. It is the
 	// cause of a lease's or a lock's Context, and what Err, Guard, InTx and
-	// Release return after that.
+	// Release return after that. Returned too by LockRow, LockRows and LockTx in
+	// a transaction that the server has ended for its SetHoldTimeout.
 	ErrLost = errors.New("pglock: lost")
 
 	// ErrFenced says that the resource has accepted a higher token, so that the
@@ -123,16 +126,20 @@ func (e *FencedError) Is(target error) bool { return target == ErrFenced }
 func (e *FencedError) Unwrap() error { return e.Err }
 
 // BlockedError says which backends were in the way when a wait ended without
-// the lock. It matches ErrLocked.
+// the lock. It matches ErrLocked. Where it matches a context's error too, the
+// wait was given up, and whether anybody was in the way isn't known.
 type BlockedError struct {
 	What  string    // what was to be locked or freed, for the message
-	Pids  []int32   // the blocking backends, as far as the server tells
+	Pids  []int32   // the blocking backends, as far as the server tells; 0 is a prepared transaction
 	Since time.Time // when the oldest of their transactions began; zero where unknown
-	Err   error     // the server's; may be nil
+	Err   error     // the server's, or the context's; may be nil
 }
 
 func (e *BlockedError) Error() string {
 	s := "pglock: " + e.What + " is blocked"
+	if errors.Is(e.Err, context.Canceled) || errors.Is(e.Err, context.DeadlineExceeded) {
+		s = "pglock: gave up on " + e.What + ", locked or slow to come"
+	}
 	if len(e.Pids) > 0 {
 		s += fmt.Sprintf(" by backend %v", e.Pids)
 	}
