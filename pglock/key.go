@@ -125,6 +125,22 @@ func (k Key) halves() (classid, objid uint32) {
 	return uint32(uint64(k.number) >> 32), uint32(uint64(k.number))
 }
 
+// lockID is what the server tells keys apart by, whatever they are called.
+type lockID struct {
+	space  space
+	number int64
+}
+
+func (k Key) id() lockID { return lockID{k.space, k.number} }
+
+// what returns the key as an error calls it.
+func (k Key) what() string { return fmt.Sprintf("advisory lock %q", k) }
+
+// keyInLocks returns the key that pg_locks shows.
+func keyInLocks(objsubid int16, classid, objid uint32, shared bool) Key {
+	return Key{space: space(objsubid), number: int64(uint64(classid)<<32 | uint64(objid)), shared: shared}
+}
+
 // inOrder checks keys and returns them sorted by value, each once and in the
 // stronger of the modes asked for, so that two callers never wait for each
 // other. A key asked for in both modes is taken exclusively at once: to raise a
