@@ -45,9 +45,11 @@ func newBank(c *Client) *bank { return &bank{client: c, sessions: map[*session]s
 
 // try takes key where it is free. The error is a *BlockedError where it isn't,
 // with the backends in the way if look is set. A session that turns out to be
-// dead held nothing for this call, which goes on with another.
+// dead held nothing for this call, which goes on with the next, but not for ever
+// with new ones.
 func (b *bank) try(ctx context.Context, key Key, look bool) (*Lock, error) {
-	for n := 1; ; n++ {
+	begun := time.Now()
+	for n := 1; ; {
 		s, err := b.claim(ctx)
 		if err != nil {
 			return nil, err
@@ -55,6 +57,9 @@ func (b *bank) try(ctx context.Context, key Key, look bool) (*Lock, error) {
 		l, err := s.try(ctx, key, look)
 		if _, gone := errors.AsType[*goneError](err); !gone || n == attempts || ctx.Err() != nil {
 			return l, err
+		}
+		if s.born.After(begun) {
+			n++
 		}
 	}
 }

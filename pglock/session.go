@@ -21,6 +21,7 @@ type session struct {
 	bank *bank
 	conn *pgx.Conn
 	pid  int32
+	born time.Time
 
 	// The bank's mutex guards these.
 	claims  int       // locks, tries and a wait
@@ -53,7 +54,8 @@ func (e *goneError) Error() string { return "pglock: the session has ended: " + 
 func (e *goneError) Unwrap() error { return e.err }
 
 func newSession(b *bank, conn *pgx.Conn) *session {
-	return &session{bank: b, conn: conn, pid: int32(conn.PgConn().PID()), heard: time.Now(),
+	now := time.Now()
+	return &session{bank: b, conn: conn, pid: int32(conn.PgConn().PID()), born: now, heard: now,
 		held: map[lockID]*holding{}, locks: map[*Lock]struct{}{}}
 }
 
