@@ -72,7 +72,7 @@ func (s *session) take(key Key, look bool) error {
 		sql, args := key.call("pg_try_advisory_lock")
 		var locked bool
 		if err := s.scan(sql, args, &locked); err != nil {
-			s.settle(key)
+			_ = s.settle(key) // what it says concerns the session
 			return full(fmt.Errorf("pglock: advisory lock %q: %w", key, err))
 		}
 		if locked {
@@ -83,7 +83,7 @@ func (s *session) take(key Key, look bool) error {
 		classid, objid := key.halves()
 		var line bool
 		if err := s.scan(lineSQL, []any{int64(classid), int64(objid), int32(key.space)}, &line); err != nil {
-			return fmt.Errorf("pglock: advisory lock %q: %w", key, err)
+			return full(fmt.Errorf("pglock: advisory lock %q: %w", key, err))
 		}
 		if !line {
 			h.locks++
@@ -177,9 +177,12 @@ func (s *session) settle(key Key) error {
 	var err error
 	for range attempts {
 		held := true
-		if err = s.scan(heldSQL, []any{int64(classid), int64(objid), int32(key.space)}, &held); err == nil && held {
-			err = s.scan(unlock, args, &held)
-		} else if err == nil {
+		if err = s.scan(heldSQL, []any{int64(classid), int64(objid), int32(key.space)}, &held); err == nil && !held {
+			return nil
+		}
+		// A server that has no room to look unlocks all the same, with a warning
+		// where there is nothing to unlock.
+		if err = s.scan(unlock, args, &held); err == nil {
 			return nil
 		}
 	}

@@ -43,7 +43,8 @@ const namespace = "pglock/v1\x00"
 //
 //	SELECT ('x' || encode(substr(sha256('pglock/v1\000'::bytea || convert_to($1, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
 //
-// And so does a shell, in hexadecimal:
+// which is pglock.advisory_key($1) where the schema is installed; nothing here
+// needs it. And so does a shell, in hexadecimal:
 //
 //	printf 'pglock/v1\0%s' "$1" | sha256sum | head -c 16
 //
