@@ -175,7 +175,7 @@ func (s *session) settle(key Key) error {
 	classid, objid := key.halves()
 	unlock, args := key.call("pg_advisory_unlock")
 	var err error
-	for range attempts {
+	for end := time.Now().Add(heartbeat / 2); time.Now().Before(end) && !s.conn.IsClosed(); {
 		held := true
 		if err = s.scan(heldSQL, []any{int64(classid), int64(objid), int32(key.space)}, &held); err == nil && !held {
 			return nil

@@ -170,7 +170,7 @@ func (s *session) ping() error {
 	ctx, cancel := context.WithTimeout(context.Background(), heartbeat/2)
 	defer cancel()
 	err := s.conn.Ping(ctx)
-	if err != nil {
+	if _, answered := errors.AsType[*pgconn.PgError](err); err != nil && !answered {
 		closeConn(s.conn)
 	}
 	return s.note(err)

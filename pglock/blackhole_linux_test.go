@@ -1,0 +1,77 @@
+package pglock_test
+
+import (
+	"errors"
+	osexec "os/exec"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/pawl-go/pawl/internal/pgtest"
+	"github.com/pawl-go/pawl/pglock"
+)
+
+// blackHole loses every packet between a server and the port of one of its
+// clients, until the test ends. It is the rig iptables.
+func blackHole(t *testing.T, server uint16, client int32) {
+	t.Helper()
+	port := func(option string, n int) []string { return []string{option, strconv.Itoa(n)} }
+	for _, way := range [][2]string{{"--sport", "--dport"}, {"--dport", "--sport"}} {
+		rule := append(append([]string{"INPUT", "-i", "lo", "-p", "tcp"}, port(way[0], int(server))...), port(way[1], int(client))...)
+		rule = append(rule, "-j", "DROP")
+		out, err := osexec.Command("iptables", append([]string{"-w", "-I"}, rule...)...).CombinedOutput()
+		if err != nil {
+			err = errors.Join(err, errors.New(string(out)))
+		}
+		pgtest.Require(t, "iptables", err)
+		t.Cleanup(func() {
+			if out, err := osexec.Command("iptables", append([]string{"-w", "-D"}, rule...)...).CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+	}
+}
+
+// A client that is gone from the network, without a word, knows that its locks
+// are lost before the server frees them, which it does in 15 s. With a server's
+// own settings they stay.
+func TestLock_BlackHole(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	config := pool.Config().ConnConfig
+	if config.Host == "" || config.Host[0] == '/' {
+		t.Skip("the server is on a unix socket")
+	}
+	c := newClient(t, pool)
+	key := pglock.KeyOf("leader")
+	l := lock(t, c, key)
+	plain := newConn(t, pool)
+
+	exec(t, plain, `SELECT pg_advisory_lock(1)`)
+	port := func(pid int32) int32 {
+		return one[int32](t, pool, `SELECT client_port FROM pg_stat_activity WHERE pid = $1`, pid)
+	}
+	server := holder(t, pool, key)
+	blackHole(t, config.Port, port(int32(plain.PgConn().PID())))
+	blackHole(t, config.Port, port(server))
+	begun := time.Now()
+
+	err := ended(t, l.Context())
+	known := time.Since(begun)
+	if !errors.Is(err, pglock.ErrLost) {
+		t.Errorf("lost with %v", err)
+	}
+	if !one[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND locktype = 'advisory')`, server) {
+		t.Error("the server freed it before the holder knew")
+	}
+	until(t, pool, "the server free the lock", `SELECT NOT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND locktype = 'advisory')`, server)
+	freed := time.Since(begun)
+	t.Logf("the holder knew after %v, the server freed the lock after %v", known, freed)
+	if freed > 30*time.Second {
+		t.Errorf("the server freed the lock after %v, want 15 s", freed)
+	}
+	if !one[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND locktype = 'advisory')`, int32(plain.PgConn().PID())) {
+		t.Error("the server freed a lock whose connection has its own settings: this test shows nothing")
+	}
+	exec(t, pool, `SELECT pg_terminate_backend($1)`, int32(plain.PgConn().PID()))
+}
