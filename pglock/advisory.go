@@ -126,8 +126,7 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.pid <> pg_backend_pid()
 
 // queueHolders asks who is in the way of k.
 func (k Key) queueHolders(batch *pgx.Batch, into *BlockedError) {
-	classid, objid := k.halves()
-	batch.Queue(holdersSQL, int64(classid), int64(objid), int32(k.space), k.shared).QueryRow(func(row pgx.Row) error {
+	batch.Queue(holdersSQL, append(k.place(), k.shared)...).QueryRow(func(row pgx.Row) error {
 		var since *time.Time
 		err := row.Scan(&into.Pids, &since)
 		if since != nil {

@@ -39,7 +39,7 @@ func TestLock_RandomKeys(t *testing.T) {
 	var waited, tried, refused, gaveUp atomic.Int64
 	work := func(n int) error {
 		c := a
-		if n%4 == 0 {
+		if n%20 == 0 {
 			c = b
 		}
 		for time.Now().Before(end) {

@@ -17,31 +17,30 @@ type holding struct {
 	locks  int
 }
 
-// outcome of a try or a wait.
+// taken is what became of a try or a wait.
 type taken struct {
 	lock *Lock
 	err  error
 }
 
-// try takes key where nobody is in the way. The session has a claim, which goes
-// with the lock. The statement is short and is waited for, for up to a second
-// after ctx has ended; what is granted after that is freed.
+// try takes key where nobody is in the way; else the error is a *BlockedError,
+// with who is if look is set. The session has a claim, which goes with the lock.
+// The statement is short and is waited for, for up to a second after ctx has
+// ended; what is granted after that is freed.
 func (s *session) try(ctx context.Context, key Key, look bool) (*Lock, error) {
 	answer := make(chan taken, 1)
-	s.ask(func(lost error) {
-		var err error
-		if lost != nil {
-			err = &goneError{lost}
-		} else {
-			err = s.take(key, look)
-		}
-		if err != nil {
-			s.bank.give(s)
-			answer <- taken{err: err}
-			return
-		}
-		answer <- taken{lock: s.hold(ctx, key)}
-	})
+	s.ask(&job{
+		id:    key.id(),
+		begin: func() (string, []any) { return s.question(key) },
+		end: func(yes bool, err error) {
+			if err = s.take(key, yes, look, err); err != nil {
+				s.bank.give(s)
+				answer <- taken{err: err}
+				return
+			}
+			answer <- taken{lock: s.hold(ctx, key)}
+		},
+	}, false)
 	longer, cancel := linger(ctx, time.Second)
 	defer cancel()
 	select {
@@ -59,37 +58,43 @@ func (s *session) try(ctx context.Context, key Key, look bool) (*Lock, error) {
 
 // Somebody who waits for an exclusive lock comes before whoever wants to share
 // what is held.
-const lineSQL = `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+const noLineSQL = `SELECT NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
 	AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 	AND classid = $1::bigint::oid AND objid = $2::bigint::oid AND objsubid = $3::int)`
 
-// take asks the server, unless the answer is known here. The error is a
-// *BlockedError where somebody is in the way; look says whether to find out who.
-func (s *session) take(key Key, look bool) error {
-	blocked := &BlockedError{What: key.what()}
+// question is what the server has to say about a try; nothing where it is known
+// here that it is refused.
+func (s *session) question(key Key) (sql string, args []any) {
 	switch h := s.held[key.id()]; {
 	case h == nil:
-		sql, args := key.call("pg_try_advisory_lock")
-		var locked bool
-		if err := s.scan(sql, args, &locked); err != nil {
-			_ = s.settle(key) // what it says concerns the session
-			return full(fmt.Errorf("pglock: advisory lock %q: %w", key, err))
-		}
-		if locked {
-			s.held[key.id()] = &holding{shared: key.shared, locks: 1}
-			return nil
-		}
+		return key.call("pg_try_advisory_lock")
 	case h.shared && key.shared:
-		classid, objid := key.halves()
-		var line bool
-		if err := s.scan(lineSQL, []any{int64(classid), int64(objid), int32(key.space)}, &line); err != nil {
-			return full(fmt.Errorf("pglock: advisory lock %q: %w", key, err))
-		}
-		if !line {
-			h.locks++
-			return nil
-		}
-	default:
+		return noLineSQL, key.place()
+	}
+	return "", nil
+}
+
+// take notes what was granted.
+func (s *session) take(key Key, yes, look bool, err error) error {
+	if _, gone := errors.AsType[*goneError](err); gone {
+		return err
+	}
+	h := s.held[key.id()]
+	switch {
+	case err != nil && h == nil:
+		_ = s.settle(key) // what it says concerns the session
+		fallthrough
+	case err != nil:
+		return full(fmt.Errorf("pglock: advisory lock %q: %w", key, err))
+	case yes && h == nil:
+		s.held[key.id()] = &holding{shared: key.shared, locks: 1}
+		return nil
+	case yes:
+		h.locks++
+		return nil
+	}
+	blocked := &BlockedError{What: key.what()}
+	if h != nil && !(h.shared && key.shared) {
 		blocked.Pids = []int32{s.pid}
 	}
 	if look {
@@ -113,7 +118,7 @@ func (s *session) lookWho(key Key, blocked *BlockedError) {
 // nothing else, so that it may break when ctx ends.
 func (s *session) wait(ctx context.Context, key Key) (*Lock, error) {
 	answer := make(chan taken, 1)
-	s.ask(func(lost error) {
+	s.askAlone(func(lost error) {
 		err := lost
 		if err == nil {
 			sql, args := key.call("pg_advisory_lock")
@@ -145,24 +150,37 @@ func (s *session) hold(ctx context.Context, key Key) *Lock {
 }
 
 // free gives back what a Lock stands for, in the server with the last that
-// shares it, and its claim.
-func (s *session) free(l *Lock) error {
-	delete(s.locks, l)
-	defer s.bank.give(s)
-	h := s.held[l.key.id()]
-	if h.locks--; h.locks > 0 {
-		return nil
-	}
-	delete(s.held, l.key.id())
-	sql, args := l.key.call("pg_advisory_unlock")
-	var was bool
-	err := s.scan(sql, args, &was)
-	if err == nil && !was {
-		err = errors.New("its session did not hold it any more")
-	} else if _, gone := errors.AsType[*goneError](err); err != nil && !gone {
-		err = s.settle(l.key)
-	}
-	return err
+// shares it, and its claim. The answer is nil, or why the lock was lost.
+func (s *session) free(l *Lock) <-chan error {
+	answer := make(chan error, 1)
+	last := false
+	s.ask(&job{
+		id: l.key.id(),
+		begin: func() (sql string, args []any) {
+			delete(s.locks, l)
+			h := s.held[l.key.id()]
+			if last = h.locks == 1; last {
+				return l.key.call("pg_advisory_unlock")
+			}
+			h.locks--
+			return "", nil
+		},
+		end: func(yes bool, err error) {
+			_, gone := errors.AsType[*goneError](err)
+			if last {
+				delete(s.held, l.key.id())
+				switch {
+				case err == nil && !yes:
+					err = errors.New("its session did not hold it any more")
+				case err != nil && !gone:
+					err = s.settle(l.key)
+				}
+			}
+			s.bank.give(s)
+			answer <- err
+		},
+	}, true)
+	return answer
 }
 
 const heldSQL = `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()
@@ -172,12 +190,11 @@ const heldSQL = `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory'
 // doesn't prove: it can cross the grant. A session that can't be brought to that
 // is closed, with all its locks: one that nobody knows of would never be freed.
 func (s *session) settle(key Key) error {
-	classid, objid := key.halves()
 	unlock, args := key.call("pg_advisory_unlock")
 	var err error
 	for end := time.Now().Add(heartbeat / 2); time.Now().Before(end) && !s.conn.IsClosed(); {
 		held := true
-		if err = s.scan(heldSQL, []any{int64(classid), int64(objid), int32(key.space)}, &held); err == nil && !held {
+		if err = s.scan(heldSQL, key.place(), &held); err == nil && !held {
 			return nil
 		}
 		// A server that has no room to look unlocks all the same, with a warning

@@ -134,6 +134,12 @@ type lockID struct {
 
 func (k Key) id() lockID { return lockID{k.space, k.number} }
 
+// place returns the key as arguments for what asks pg_locks.
+func (k Key) place() []any {
+	classid, objid := k.halves()
+	return []any{int64(classid), int64(objid), int32(k.space)}
+}
+
 // what returns the key as an error calls it.
 func (k Key) what() string { return fmt.Sprintf("advisory lock %q", k) }
 

@@ -188,16 +188,9 @@ func (l *Lock) release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	defer l.client.drop(l)
-	answer := make(chan error, 1)
-	l.session.askFirst(func(lost error) {
-		if lost == nil {
-			lost = l.session.free(l)
-		}
-		answer <- lost
-	})
 	var err error
 	select {
-	case err = <-answer:
+	case err = <-l.session.free(l):
 	case <-ctx.Done():
 		err = ctx.Err()
 	}

@@ -29,8 +29,9 @@ type session struct {
 	emptied time.Time // since when without a claim
 
 	mu       sync.Mutex // guards these
-	releases []job      // they go first
-	jobs     []job
+	releases []*job     // they go first
+	tries    []*job
+	alone    []func(lost error) // for a session without a lock
 	wake     context.CancelFunc // ends the reading
 	stopped  bool
 	lost     error // set at its end
@@ -42,9 +43,23 @@ type session struct {
 	locks map[*Lock]struct{}
 }
 
-// job is run by the session's goroutine; after the session's end by whoever asks
-// or with those that were left, and then with the reason.
-type job func(lost error)
+// job is a try or a release. The session's goroutine does it; after the session's
+// end whoever asks is told so, and so are those that were left.
+type job struct {
+	id lockID
+
+	// begin returns a statement that answers yes or no, or "" where nothing has to
+	// be asked. end has the answer, no without one. Where the session has ended it
+	// is a goneError, perhaps without a begin.
+	begin func() (sql string, args []any)
+	end   func(yes bool, err error)
+
+	sql  string
+	args []any
+}
+
+// roundMost bounds how many jobs are sent together.
+const roundMost = 256
 
 // goneError says that a session has ended, and with it whatever an unanswered
 // call may have locked there.
@@ -67,10 +82,12 @@ func (s *session) run() {
 		if time.Since(s.heard) >= heartbeat/2 && s.ping() != nil {
 			continue
 		}
-		next, look, cancel := s.next()
+		round, alone, look, cancel := s.next()
 		switch {
-		case next != nil:
-			next(nil)
+		case alone != nil:
+			alone(nil)
+		case round != nil:
+			s.do(round)
 		case look != nil:
 			_, err := s.conn.WaitForNotification(look)
 			cancel()
@@ -87,38 +104,101 @@ func (s *session) run() {
 }
 
 // next returns what to do; or a context to read under until there is something;
-// or neither once the session was stopped.
-func (s *session) next() (next job, look context.Context, cancel context.CancelFunc) {
+// or nothing once the session was stopped.
+func (s *session) next() (round []*job, alone func(error), look context.Context, cancel context.CancelFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case len(s.releases) > 0:
-		next, s.releases = s.releases[0], s.releases[1:]
-	case len(s.jobs) > 0:
-		next, s.jobs = s.jobs[0], s.jobs[1:]
-	case !s.stopped:
+	if len(s.alone) > 0 {
+		alone, s.alone = s.alone[0], s.alone[1:]
+		return nil, alone, nil, nil
+	}
+	seen := map[lockID]bool{}
+	for _, queue := range []*[]*job{&s.releases, &s.tries} {
+		var left []*job
+		for _, j := range *queue {
+			// What becomes of one decides what the next of the same key is told.
+			if seen[j.id] || len(round) == roundMost {
+				left = append(left, j)
+				continue
+			}
+			seen[j.id] = true
+			round = append(round, j)
+		}
+		*queue = left
+	}
+	if round == nil && !s.stopped {
 		look, cancel = context.WithDeadline(context.Background(), s.heard.Add(heartbeat/2))
 		s.wake = cancel
 	}
-	return next, look, cancel
+	return round, nil, look, cancel
 }
 
-// ask has a job done.
-func (s *session) ask(j job) { s.queue(&s.jobs, j) }
+// do sends what the jobs of a round have to ask, in one round trip. An error ends
+// only its own job: what the server has passed over because of it is sent again.
+// Session locks and unlocks before it stand, though the batch is one transaction.
+func (s *session) do(round []*job) {
+	batch := &pgx.Batch{}
+	var sent []*job
+	for _, j := range round {
+		if j.sql, j.args = j.begin(); j.sql == "" {
+			j.end(false, nil)
+			continue
+		}
+		batch.Queue(j.sql, j.args...)
+		sent = append(sent, j)
+	}
+	answers := make([]bool, len(sent))
+	n := 0
+	var failed error
+	if len(sent) > 1 {
+		ctx, cancel := context.WithTimeout(context.Background(), heartbeat/2)
+		results := s.conn.SendBatch(ctx, batch)
+		for ; n < len(sent) && failed == nil; n++ {
+			failed = s.note(results.QueryRow().Scan(&answers[n]))
+		}
+		_ = results.Close() // an error is failed's again
+		cancel()
+	}
+	for i, j := range sent {
+		var err error
+		if i >= n {
+			err = s.scan(j.sql, j.args, &answers[i])
+		} else if i == n-1 {
+			err = failed
+		}
+		j.end(answers[i], err)
+	}
+}
 
-// askFirst is ask before those that are not.
-func (s *session) askFirst(j job) { s.queue(&s.releases, j) }
+// ask has a job done, a release before the tries.
+func (s *session) ask(j *job, release bool) {
+	s.mu.Lock()
+	lost := s.lost
+	switch {
+	case lost != nil:
+	case release:
+		s.releases = append(s.releases, j)
+	default:
+		s.tries = append(s.tries, j)
+	}
+	s.wakeUp()
+	s.mu.Unlock()
+	if lost != nil {
+		j.end(false, &goneError{lost})
+	}
+}
 
-func (s *session) queue(in *[]job, j job) {
+// askAlone has the goroutine of a session that holds nothing run something.
+func (s *session) askAlone(run func(lost error)) {
 	s.mu.Lock()
 	lost := s.lost
 	if lost == nil {
-		*in = append(*in, j)
-		s.wakeUp()
+		s.alone = append(s.alone, run)
 	}
+	s.wakeUp()
 	s.mu.Unlock()
 	if lost != nil {
-		j(lost)
+		run(lost)
 	}
 }
 
@@ -141,7 +221,7 @@ func (s *session) end(err error) {
 	s.bank.forget(s)
 	s.mu.Lock()
 	s.lost = err
-	left := append(s.releases, s.jobs...)
+	left, alone := append(s.releases, s.tries...), s.alone
 	s.mu.Unlock()
 	for l := range s.locks {
 		l.end(l.lost(err))
@@ -149,14 +229,17 @@ func (s *session) end(err error) {
 	}
 	endSession(s.conn)
 	for _, j := range left {
-		j(err)
+		j.end(false, &goneError{err})
+	}
+	for _, run := range alone {
+		run(err)
 	}
 }
 
 // alive asks the server whether a spare is still good.
 func (s *session) alive() bool {
 	answer := make(chan bool, 1)
-	s.ask(func(lost error) {
+	s.askAlone(func(lost error) {
 		good := lost == nil && s.ping() == nil
 		if !good {
 			s.bank.give(s)
