@@ -201,6 +201,7 @@ func (b *bank) open(ctx context.Context, waits *Key) (*session, error) {
 		endSession(conn)
 		return nil, err
 	}
+	keepAlive(conn)
 	s := newSession(b, conn)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -237,15 +238,18 @@ func (b *bank) give(s *session) {
 	}
 }
 
-// expire closes a session that is still, and was all the while, without a claim
-// when its time as a spare is over. b.mu is held.
+// expire closes a session when it has been without a claim for as long as a spare
+// is kept. b.mu is held.
 func (b *bank) expire(s *session) {
-	now := time.Now()
-	s.emptied = now
-	time.AfterFunc(spare, func() {
+	s.emptied = time.Now()
+	if s.expiry != nil {
+		s.expiry.Reset(spare)
+		return
+	}
+	s.expiry = time.AfterFunc(spare, func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if s.claims == 0 && s.emptied == now {
+		if s.claims == 0 && time.Since(s.emptied) >= spare {
 			delete(b.sessions, s)
 			s.stop()
 		}

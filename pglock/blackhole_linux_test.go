@@ -1,6 +1,7 @@
 package pglock_test
 
 import (
+	"context"
 	"errors"
 	osexec "os/exec"
 	"strconv"
@@ -52,6 +53,18 @@ func TestLock_BlackHole(t *testing.T) {
 		return one[int32](t, pool, `SELECT client_port FROM pg_stat_activity WHERE pid = $1`, pid)
 	}
 	server := holder(t, pool, key)
+	exec(t, newConn(t, pool), `SELECT pg_advisory_lock(2)`)
+	waited := make(chan error, 1)
+	go func() {
+		_, err := c.Lock(context.WithoutCancel(t.Context()), pglock.KeyInt64(2))
+		waited <- err
+	}()
+	until(t, pool, "the waiter in line", waiters(1))
+	// What it has sent is acknowledged within 40 ms. It would be sent again and
+	// again otherwise, for longer than anybody asks whether the server is there.
+	exec(t, pool, `SELECT pg_sleep(0.3)`)
+	blackHole(t, config.Port, port(one[int32](t, pool, `SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)))
 	blackHole(t, config.Port, port(int32(plain.PgConn().PID())))
 	blackHole(t, config.Port, port(server))
 	begun := time.Now()
@@ -70,6 +83,16 @@ func TestLock_BlackHole(t *testing.T) {
 	if freed > 30*time.Second {
 		t.Errorf("the server freed the lock after %v, want 15 s", freed)
 	}
+	select {
+	case err := <-waited:
+		t.Logf("the waiter knew after %v: %v", time.Since(begun), err)
+		if err == nil || errors.Is(err, pglock.ErrLocked) {
+			t.Errorf("a wait that was cut off: %v", err)
+		}
+	case <-time.After(limit):
+		t.Error("a waiter that was cut off waits on")
+	}
+	until(t, pool, "the waiter leave the line", waiters(0))
 	if !one[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND locktype = 'advisory')`, int32(plain.PgConn().PID())) {
 		t.Error("the server freed a lock whose connection has its own settings: this test shows nothing")
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -31,6 +32,20 @@ const sessionSQL = `SELECT set_config('tcp_keepalives_idle', '5', false),
 // Without it a waiter whose client is gone stays in the line until it is
 // granted. Not every system has it.
 const checkClientSQL = `SELECT set_config('client_connection_check_interval', '5000', false)`
+
+// keepAlive has the client's system ask after the server as the server's does
+// after the client: a call that waits sends nothing, and would never learn that
+// the network has gone silent. Where the connection is something else than TCP,
+// that is its own to notice.
+func keepAlive(conn *pgx.Conn) {
+	c := conn.PgConn().Conn()
+	if secured, ok := c.(interface{ NetConn() net.Conn }); ok {
+		c = secured.NetConn()
+	}
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: heartbeat, Interval: heartbeat, Count: 2})
+	}
+}
 
 const stubProbeSQL = `SELECT count(*) FROM pg_locks
 WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted AND mode = 'ExclusiveLock'
