@@ -115,11 +115,11 @@ func forCall(ctx context.Context, keys []Key) ([]Key, error) {
 }
 
 // A shared lock stands beside shared ones: only an exclusive holder is in its
-// way. pg_stat_activity hides from a role what others do, so that since may be
+// way. A prepared transaction has no backend. pg_stat_activity hides from a role what others do, so that since may be
 // unknown.
-const holdersSQL = `SELECT array_agg(l.pid), min(a.xact_start)
+const holdersSQL = `SELECT array_agg(coalesce(l.pid, 0)), min(a.xact_start)
 FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
-WHERE l.locktype = 'advisory' AND l.granted AND l.pid <> pg_backend_pid()
+WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.classid = $1::bigint::oid AND l.objid = $2::bigint::oid AND l.objsubid = $3::int
   AND (l.mode = 'ExclusiveLock' OR NOT $4::bool)`

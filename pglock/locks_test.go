@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/jackc/pgx/v5"
 
+	"github.com/pawl-go/pawl/internal/pgserver"
 	"github.com/pawl-go/pawl/internal/pgtest"
 	"github.com/pawl-go/pawl/pglock"
 )
@@ -135,4 +138,31 @@ func TestLocks_OnlyReads(t *testing.T) {
 	if _, err := newClient(t, pool).Locks(cancelled); !errors.Is(err, context.Canceled) {
 		t.Errorf("with a context that ended before: %v", err)
 	}
+}
+
+// A prepared transaction holds its locks without a backend.
+func TestLocks_PreparedTransaction(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Server(t, pgserver.With("max_prepared_transactions", "1"))
+	pool := pgtest.PoolOn(t, server.DSN())
+	c := newClient(t, pool)
+	key := pglock.KeyOf("prepared")
+	tx := newConn(t, pool)
+	exec(t, tx, `BEGIN`)
+	exec(t, tx, `SELECT pg_advisory_xact_lock($1)`, key.Int64())
+	exec(t, tx, `PREPARE TRANSACTION 'left behind'`)
+	_, tried := c.TryLock(t.Context(), key)
+	inTx(t, pool, pgx.ReadCommitted, func(tx pgx.Tx) {
+		for _, err := range []error{tried, pglock.TryLockTx(t.Context(), tx, key)} {
+			if blocked, ok := errors.AsType[*pglock.BlockedError](err); !ok || !slices.Equal(blocked.Pids, []int32{0}) {
+				t.Errorf("beside a prepared transaction: %v", err)
+			}
+		}
+	})
+	infos, err := c.Locks(t.Context())
+	if err != nil || len(infos) != 1 || infos[0].Pid != 0 || !infos[0].Granted || infos[0].Own {
+		t.Errorf("%+v, %v", infos, err)
+	}
+	exec(t, tx, `ROLLBACK PREPARED 'left behind'`)
+	release(t, lock(t, c, key))
 }
