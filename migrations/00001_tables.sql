@@ -35,8 +35,8 @@ CREATE TABLE pglock.leases (
 
 -- Those who wait for a lease, in the order of their tickets.
 CREATE TABLE pglock.waiters (
-    ticket     bigserial PRIMARY KEY,
-    name       text COLLATE "C" NOT NULL,
+    ticket     bigserial,
+    name       text COLLATE "C",
     claim      uuid NOT NULL UNIQUE,
     channel    text NOT NULL,                                -- where its client listens
     holder     text,
@@ -44,14 +44,14 @@ CREATE TABLE pglock.waiters (
     queued_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at timestamptz NOT NULL,
     ttl        interval NOT NULL,
-    metadata   jsonb
+    metadata   jsonb,
+    PRIMARY KEY (name, ticket)
 ) WITH (
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0.05,
     autovacuum_vacuum_threshold = 500,
     autovacuum_vacuum_cost_delay = 0
 );
-CREATE INDEX waiters_line ON pglock.waiters (name, ticket);
 
 -- The highest token that each resource has accepted.
 CREATE TABLE pglock.fences (
@@ -112,12 +112,12 @@ CREATE FUNCTION pglock.bound_pause(most interval) RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    present interval := current_setting('idle_in_transaction_session_timeout')::interval;
+    present text := current_setting('idle_in_transaction_session_timeout');
 BEGIN
-    IF nullif(current_setting('pglock.hold_timeout', true), '') IS NULL
-       AND (present = interval '0' OR present > most) THEN
-        PERFORM set_config('idle_in_transaction_session_timeout',
-                           greatest(1, ceil(extract(epoch FROM most) * 1000))::bigint::text, true);
+    IF coalesce(current_setting('pglock.hold_timeout', true), '') = ''
+       AND (present = '0' OR present::interval > most) THEN
+        present := set_config('idle_in_transaction_session_timeout',
+                              greatest(1, ceil(extract(epoch FROM most) * 1000))::bigint::text, true);
     END IF;
 END
 $$;

@@ -33,6 +33,7 @@ DECLARE
     here_timeline text := pglock.timeline();
     known         pglock.epoch;
 BEGIN
+    INSERT INTO pglock.epoch DEFAULT VALUES ON CONFLICT DO NOTHING;   -- a restore may have left it out
     SELECT e.* INTO known FROM pglock.epoch e FOR UPDATE;
     IF NOT always AND known.system_identifier = here_system AND known.timeline = here_timeline THEN
         RETURN;
@@ -42,6 +43,21 @@ BEGIN
         (SELECT coalesce(max(l.token), 0) FROM pglock.leases l) + 1,
         (extract(epoch FROM clock_timestamp() - timestamptz '2020-01-01 00:00:00+00') * 4194304)::bigint));
     UPDATE pglock.epoch SET system_identifier = here_system, timeline = here_timeline, since = clock_timestamp();
+END
+$$;
+-- +goose StatementEnd
+
+-- Moves the tokens ahead if this server is on another branch than they were
+-- drawn on last. A grant compares the timelines itself, and calls this only
+-- where they differ.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.follow_timeline() RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF (SELECT e.timeline FROM pglock.epoch e) IS DISTINCT FROM pglock.timeline() THEN
+        PERFORM pglock.turn_epoch(false);
+    END IF;
 END
 $$;
 -- +goose StatementEnd
@@ -93,7 +109,9 @@ AS $$
 DECLARE
     drawn bigint := nextval('pglock.leases_token_seq');
 BEGIN
-    PERFORM pglock.insist_on_commit();
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM pglock.insist_on_commit();
+    END IF;
     IF drawn <= before THEN
         RAISE EXCEPTION 'token regression: % was drawn after %', drawn, before
             USING ERRCODE = 'PW003',
@@ -114,5 +132,6 @@ DROP FUNCTION pglock.draw(bigint);
 DROP FUNCTION pglock.insist_on_commit();
 DROP FUNCTION pglock.check_epoch();
 DROP FUNCTION pglock.new_epoch();
+DROP FUNCTION pglock.follow_timeline();
 DROP FUNCTION pglock.turn_epoch(boolean);
 DROP FUNCTION pglock.timeline();

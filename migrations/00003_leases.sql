@@ -1,13 +1,18 @@
 -- The lease protocol. What takes, renews or frees leases is set-based and
 -- answers a row for each name it was asked about; every row lock is taken in
 -- the order of the names. A token stands for one tenure of one name, so that
--- arrays of names and tokens need not be joined: each is looked up in its own. Whatever ends a tenure first locks the row FOR
--- UPDATE, which waits for a guard's FOR KEY SHARE; a renewal is a plain UPDATE
--- of columns outside any key, which passes it.
+-- arrays of names and tokens need not be joined: each is looked up in its own.
+-- Whatever ends a tenure first locks the row FOR UPDATE, which waits for a
+-- guard's FOR KEY SHARE; a renewal is a plain UPDATE of columns outside any
+-- key, which passes it.
 --
 -- Plans are generic: the planner takes an array that it doesn't know for one of
 -- ten elements, finds every custom plan cheaper, and would plan each statement
--- anew at each call, for several times what it then takes to run.
+-- anew at each call, for several times what it then takes to run. They go by
+-- the indexes: between two vacuums these small tables are full of dead rows,
+-- which a scan of the heap would read each time. A plan that has to scan after
+-- all looks dear enough to be compiled, at each call: no JIT. Statements are few
+-- because each costs as much as the work that it does.
 --
 -- States in the answers:
 --   held      the tenure goes on
@@ -39,12 +44,13 @@ $$;
 -- Creates the rows of names never used before, unheld and with token 0: a
 -- first INSERT draws its token before it is known to win. Waits no longer than
 -- 100 ms for another transaction that is creating one of them, and then says
--- false.
+-- false. It is here that a name is looked at: what can't be one has no row.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.create_names(names text[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms'
 AS $$
 BEGIN
+    PERFORM pglock.check_name('lease', n.name) FROM unnest(create_names.names) AS n (name);
     INSERT INTO pglock.leases AS l (name, token)
     SELECT n.name, 0 FROM unnest(create_names.names) AS n (name) ORDER BY n.name COLLATE "C"
     ON CONFLICT DO NOTHING;
@@ -55,12 +61,34 @@ END
 $$;
 -- +goose StatementEnd
 
+-- Refuses what acquire and enqueue can't grant.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.check_request(verb text, ttl interval, claim uuid, owner text, metadata jsonb) RETURNS void
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM pglock.check_level(verb);
+    END IF;
+    IF ttl IS NULL OR ttl < interval '100 ms' OR ttl > interval '24 h' THEN
+        RAISE EXCEPTION 'TTL % is out of range', ttl
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'A TTL is between 100 ms and 24 h.';
+    ELSIF octet_length(owner) > 1024 OR octet_length(metadata::text) > 8192 THEN
+        RAISE EXCEPTION 'owner or metadata is too long: % and % bytes', octet_length(owner), octet_length(metadata::text)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'An owner has at most 1024 bytes, metadata 8192.';
+    ELSIF claim IS NULL THEN
+        RAISE EXCEPTION 'claim is NULL'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out, or give each acquire a uuid of its own.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
 -- Takes each lease that is free or has expired and that nobody waits for; never
 -- waits for a holder. One that somebody waits for goes to the head of its
--- queue. For
--- one that was not granted the answer says who holds it and for how long yet
--- (a NULL token: nobody yet, but another transaction is creating the name or
--- has its row; a time left of zero or less: it has expired, likewise). A
+-- queue. For one that was not granted the answer says who holds it and for how
+-- long yet (a NULL token: nobody yet, but another transaction is creating the
+-- name or has its row; a time left of zero or less: it has expired, likewise). A
 -- repeat with the same claim while its grant lasts is granted the same token
 -- again and extends nothing. With whole it takes all of the names or none.
 --   SELECT * FROM pglock.acquire('{accounts/42}', '30 s');
@@ -73,86 +101,88 @@ CREATE FUNCTION pglock.acquire(
     metadata jsonb DEFAULT NULL,
     whole    boolean DEFAULT false
 ) RETURNS TABLE (name text, granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 DECLARE
     free    text[];
-    known   record;
+    taken   text[] := '{}';
+    passed  integer;                                          -- of the free ones: to those who wait for them
     lease   text;
     missing text[];
+    created boolean := false;
+    known   boolean;                                          -- this may be a repeat
     moment  timestamptz;
 BEGIN
-    PERFORM pglock.check_level('acquire');
-    PERFORM pglock.check_name('lease', n.name) FROM unnest(acquire.names) AS n (name);
+    PERFORM pglock.check_request('acquire', acquire.ttl, acquire.claim, acquire.owner, acquire.metadata);
     IF cardinality(acquire.names) > 1
        AND cardinality(acquire.names) > (SELECT count(DISTINCT n.name) FROM unnest(acquire.names) AS n (name)) THEN
         RAISE EXCEPTION 'a lease name stands twice in %', acquire.names USING ERRCODE = 'invalid_parameter_value';
-    ELSIF acquire.ttl IS NULL OR acquire.ttl < interval '100 ms' OR acquire.ttl > interval '24 h' THEN
-        RAISE EXCEPTION 'TTL % is out of range', acquire.ttl
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'A TTL is between 100 ms and 24 h.';
-    ELSIF octet_length(acquire.owner) > 1024 OR octet_length(acquire.metadata::text) > 8192 THEN
-        RAISE EXCEPTION 'owner or metadata is too long: % and % bytes', octet_length(acquire.owner), octet_length(acquire.metadata::text)
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'An owner has at most 1024 bytes, metadata 8192.';
-    ELSIF acquire.claim IS NULL THEN
-        RAISE EXCEPTION 'claim is NULL'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out, or give each acquire a uuid of its own.';
     END IF;
-
-    FOR attempt IN 1..2 LOOP
+    granted := true;
+    holder := acquire.owner;
+    remaining := acquire.ttl;
+    LOOP
         -- One that is held dooms the whole: look before any row is locked.
-        EXIT WHEN acquire.whole AND EXISTS (
+        known := acquire.whole AND EXISTS (
             SELECT FROM pglock.leases l WHERE l.name = ANY (acquire.names) AND l.expires_at > clock_timestamp());
+        EXIT WHEN known;
         SELECT array_agg(f.name) INTO free FROM (
             SELECT l.name FROM pglock.leases l
             WHERE l.name = ANY (acquire.names) AND l.expires_at <= clock_timestamp()
             ORDER BY l.name
             FOR UPDATE SKIP LOCKED) f;
         IF free IS NOT NULL THEN
-            -- A statement of its own: it sees every ticket drawn before the rows were locked.
-            SELECT e.timeline, EXISTS (SELECT FROM pglock.waiters w WHERE w.name = ANY (free)) AS awaited
-            INTO known FROM pglock.epoch e;
-            IF known.timeline IS DISTINCT FROM pglock.timeline() THEN
-                PERFORM pglock.turn_epoch(false);
-            END IF;
-            IF known.awaited THEN
-                FOREACH lease IN ARRAY free LOOP
-                    IF pglock.hand_on(lease) THEN
-                        free := array_remove(free, lease);
-                    END IF;
-                END LOOP;
-            END IF;
-            IF acquire.whole AND cardinality(free) < cardinality(acquire.names) THEN
-                free := '{}';
-            END IF;
             moment := clock_timestamp();
-            RETURN QUERY
-            UPDATE pglock.leases AS l
-            SET token = pglock.draw(l.token), holder = acquire.owner, role = session_user,
-                claim = acquire.claim, acquired_at = moment, expires_at = moment + acquire.ttl,
-                ttl = acquire.ttl, metadata = acquire.metadata
-            WHERE l.name = ANY (free)
-            RETURNING l.name, true, l.token, l.holder, acquire.ttl, l.expires_at;
-            IF cardinality(free) = cardinality(acquire.names) THEN
+            -- A statement of its own: it sees every ticket drawn before the rows were locked.
+            FOR name, token, expires_at IN
+                UPDATE pglock.leases AS l
+                SET token = pglock.draw(l.token), holder = acquire.owner, role = session_user,
+                    claim = acquire.claim, acquired_at = moment, expires_at = moment + acquire.ttl,
+                    ttl = acquire.ttl, metadata = acquire.metadata
+                WHERE l.name = ANY (free)
+                  AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
+                  AND (SELECT e.timeline FROM pglock.epoch e) = pglock.timeline()
+                  AND (NOT acquire.whole OR cardinality(free) = cardinality(acquire.names)
+                       AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = ANY (free)))
+                RETURNING l.name, l.token, l.expires_at
+            LOOP
+                taken := taken || name;
+                RETURN NEXT;
+            END LOOP;
+            IF cardinality(taken) = cardinality(acquire.names) THEN
                 RETURN;
             END IF;
-            acquire.names := ARRAY(SELECT n.name FROM unnest(acquire.names) AS n (name) WHERE n.name <> ALL (free));
+            PERFORM pglock.follow_timeline();
+            passed := 0;
+            FOREACH lease IN ARRAY free LOOP
+                IF lease <> ALL (taken) AND pglock.hand_on(lease) THEN
+                    passed := passed + 1;
+                END IF;
+            END LOOP;
+            -- Whoever waited for the others has gone, or the timeline was in their way.
+            CONTINUE WHEN cardinality(taken) + passed < cardinality(free)
+                AND (NOT acquire.whole OR passed = 0 AND cardinality(free) = cardinality(acquire.names));
         END IF;
-        EXIT WHEN attempt = 2;
-        missing := ARRAY(SELECT n.name FROM unnest(acquire.names) AS n (name)
-                         WHERE NOT EXISTS (SELECT FROM pglock.leases l WHERE l.name = n.name));
-        EXIT WHEN cardinality(missing) = 0 OR NOT pglock.create_names(missing);
+        SELECT coalesce(array_agg(n.name) FILTER (WHERE l.name IS NULL), '{}'), bool_or(l.claim = acquire.claim)
+        INTO missing, known
+        FROM unnest(acquire.names) AS n (name) LEFT JOIN pglock.leases l ON l.name = n.name;
+        EXIT WHEN created OR cardinality(missing) = 0 OR NOT pglock.create_names(missing);
+        created := true;
     END LOOP;
 
     moment := clock_timestamp();
-    -- A repeat locks the row again, so that its commit too waits for a synchronous standby.
-    PERFORM FROM pglock.leases l
-    WHERE l.name = ANY (acquire.names) AND l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment
-    FOR NO KEY UPDATE SKIP LOCKED;
+    IF known THEN
+        -- A repeat locks the row again, so that its commit too waits for a synchronous standby.
+        PERFORM FROM pglock.leases l
+        WHERE l.name = ANY (acquire.names) AND l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment
+        FOR NO KEY UPDATE SKIP LOCKED;
+    END IF;
     RETURN QUERY
     SELECT n.name, coalesce(l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment, false),
            l.token, l.holder, l.expires_at - moment, l.expires_at
     FROM unnest(acquire.names) AS n (name)
-    LEFT JOIN pglock.leases l ON l.name = n.name AND l.claim IS NOT NULL;
+    LEFT JOIN pglock.leases l ON l.name = n.name AND l.claim IS NOT NULL
+    WHERE n.name <> ALL (taken);
 END
 $$;
 -- +goose StatementEnd
@@ -176,10 +206,13 @@ $$;
 
 -- Refuses arrays that don't pair up.
 -- +goose StatementBegin
-CREATE FUNCTION pglock.check_pairs(names text[], tokens bigint[]) RETURNS void
-LANGUAGE plpgsql IMMUTABLE
+CREATE FUNCTION pglock.check_tenures(verb text, names text[], tokens bigint[]) RETURNS void
+LANGUAGE plpgsql STABLE
 AS $$
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM pglock.check_level(verb);
+    END IF;
     IF names IS NULL OR tokens IS NULL OR cardinality(names) <> cardinality(tokens) THEN
         RAISE EXCEPTION '% names beside % tokens', coalesce(cardinality(names), 0), coalesce(cardinality(tokens), 0)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each name its token.';
@@ -195,16 +228,15 @@ $$;
 -- +goose StatementBegin
 CREATE FUNCTION pglock.renew(names text[], tokens bigint[])
 RETURNS TABLE (name text, token bigint, state text, remaining interval)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 DECLARE
     locked  text[];
     moment  timestamptz;
     renewed bigint;
 BEGIN
-    PERFORM pglock.check_level('renew');
+    PERFORM pglock.check_tenures('renew', renew.names, renew.tokens);
     PERFORM pglock.insist_on_commit();
-    PERFORM pglock.check_pairs(renew.names, renew.tokens);
     SELECT array_agg(h.name) INTO locked FROM (
         SELECT l.name FROM pglock.leases l
         WHERE l.name = ANY (renew.names) AND l.token = ANY (renew.tokens)
@@ -227,15 +259,18 @@ END
 $$;
 -- +goose StatementEnd
 
--- Locks one lease row FOR UPDATE, waiting no longer than told.
+-- Locks the row of a tenure FOR UPDATE, waiting no longer than told; says
+-- whether it has it.
 -- +goose StatementBegin
-CREATE FUNCTION pglock.lock_within(name text, patience interval) RETURNS boolean
+CREATE FUNCTION pglock.lock_within(name text, token bigint, patience interval) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = 0
 AS $$
 BEGIN
-    PERFORM set_config('lock_timeout', ceil(extract(epoch FROM patience) * 1000)::bigint::text, true);
-    PERFORM FROM pglock.leases l WHERE l.name = lock_within.name FOR UPDATE;
-    RETURN true;
+    PERFORM set_config('lock_timeout', greatest(1, ceil(extract(epoch FROM patience) * 1000))::bigint::text, true);
+    PERFORM FROM pglock.leases l
+    WHERE l.name = lock_within.name AND l.token = lock_within.token AND l.claim IS NOT NULL
+    FOR UPDATE;
+    RETURN FOUND;
 EXCEPTION WHEN lock_not_available THEN
     RETURN false;
 END
@@ -269,62 +304,95 @@ END
 $$;
 -- +goose StatementEnd
 
--- Ends tenures, and hands each lease on to whoever waits for it. A row that an open guard holds is waited for, all in all no
--- longer than patience nor than the lease has yet to run, and is then blocked:
--- the tenure goes on, and the release may be repeated. What could be locked at
--- once stays locked during such a wait: give a patience of 0 to free many, and
--- a longer one to those that were blocked.
+-- Frees the leases of tenures that are over and hands each on to whoever waits
+-- for it. The caller has their rows locked FOR UPDATE, by an earlier statement:
+-- this one sees every ticket drawn before that.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.vacate(names text[]) RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    freed text[];
+    again text[];
+    lease text;
+BEGIN
+    LOOP
+        WITH ended AS (
+            UPDATE pglock.leases AS l
+            SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
+            WHERE l.name = ANY (names) AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
+            RETURNING l.name)
+        SELECT coalesce(array_agg(e.name), '{}') INTO freed FROM ended e;
+        IF cardinality(freed) = cardinality(names) THEN
+            RETURN;
+        END IF;
+        again := '{}';
+        FOREACH lease IN ARRAY names LOOP
+            IF lease <> ALL (freed) AND NOT pglock.hand_on(lease) THEN
+                again := again || lease;                      -- whoever waited has gone
+            END IF;
+        END LOOP;
+        EXIT WHEN cardinality(again) = 0;
+        names := again;
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+
+-- Ends tenures, and hands each lease on to whoever waits for it. A row that an
+-- open guard holds is waited for, all in all no longer than patience nor than
+-- the lease has yet to run, and is then blocked: the tenure goes on, and the
+-- release may be repeated. What could be locked at once stays locked during
+-- such a wait: give a patience of 0 to free many, and a longer one to those
+-- that were blocked.
 --   SELECT * FROM pglock.release('{accounts/42}', '{17}');
 -- +goose StatementBegin
 CREATE FUNCTION pglock.release(names text[], tokens bigint[], patience interval DEFAULT '5 s')
 RETURNS TABLE (name text, token bigint, state text, blockers integer[], since timestamptz)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 DECLARE
     give_up timestamptz := clock_timestamp() + release.patience;
     locked  text[];
-    freed   bigint[];
-    free    text[];
-    held    record;
+    ending  bigint[];                                         -- the tokens of what is locked
+    ends    timestamptz;                                      -- when the first of them expires
+    busy    record;
     moment  timestamptz;
 BEGIN
-    PERFORM pglock.check_level('release');
-    PERFORM pglock.check_pairs(release.names, release.tokens);
-    SELECT coalesce(array_agg(h.name), '{}') INTO locked FROM (
-        SELECT l.name FROM pglock.leases l
+    PERFORM pglock.check_tenures('release', release.names, release.tokens);
+    SELECT coalesce(array_agg(h.name), '{}'), coalesce(array_agg(h.token), '{}'), min(h.expires_at)
+    INTO locked, ending, ends FROM (
+        SELECT l.name, l.token, l.expires_at FROM pglock.leases l
         WHERE l.name = ANY (release.names) AND l.token = ANY (release.tokens)
           AND l.claim IS NOT NULL AND l.role = session_user
         ORDER BY l.name
         FOR UPDATE SKIP LOCKED) h;
     IF cardinality(locked) < cardinality(release.names) AND give_up > clock_timestamp() THEN
-        FOR held IN
-            SELECT f.name, l.expires_at
-            FROM pglock.fates(release.names, release.tokens, clock_timestamp()) f
-            JOIN pglock.leases l ON l.name = f.name
-            WHERE f.state = 'busy' AND f.name <> ALL (locked)
-            ORDER BY f.name COLLATE "C"
+        FOR busy IN
+            SELECT l.name, l.token, l.expires_at FROM pglock.leases l
+            WHERE l.name = ANY (release.names) AND l.token = ANY (release.tokens)
+              AND l.claim IS NOT NULL AND l.role = session_user AND l.name <> ALL (locked)
+            ORDER BY l.name
         LOOP
             moment := clock_timestamp();
-            IF least(give_up, held.expires_at) > moment
-               AND pglock.lock_within(held.name, least(give_up, held.expires_at) - moment) THEN
-                locked := locked || held.name;
+            IF least(give_up, busy.expires_at) > moment
+               AND pglock.lock_within(busy.name, busy.token, least(give_up, busy.expires_at) - moment) THEN
+                locked := locked || busy.name;
+                ending := ending || busy.token;
+                ends := least(ends, busy.expires_at);
             END IF;
         END LOOP;
     END IF;
 
     moment := clock_timestamp();
-    WITH ended AS (
-        UPDATE pglock.leases AS l
-        SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
-        WHERE l.name = ANY (locked) AND l.token = ANY (release.tokens)
-          AND l.claim IS NOT NULL AND l.role = session_user AND l.expires_at > moment
-        RETURNING l.name, l.token)
-    SELECT coalesce(array_agg(e.token), '{}'), array_agg(e.name ORDER BY e.name) INTO freed, free FROM ended e;
-    -- A statement of its own: it sees every ticket drawn before the rows were locked.
-    IF EXISTS (SELECT FROM pglock.waiters w WHERE w.name = ANY (free)) THEN
-        PERFORM pglock.hand_on(n.name) FROM unnest(free) AS n (name);
+    IF ends <= moment THEN
+        SELECT coalesce(array_agg(l.name), '{}'), coalesce(array_agg(l.token), '{}') INTO locked, ending
+        FROM pglock.leases l WHERE l.name = ANY (locked) AND l.expires_at > moment;
     END IF;
-    IF cardinality(freed) = cardinality(release.names) THEN
+    IF cardinality(locked) > 0 THEN
+        PERFORM pglock.vacate(locked);
+    END IF;
+    IF cardinality(ending) = cardinality(release.tokens) THEN
         RETURN QUERY
         SELECT w.name, w.token, 'released', NULL::integer[], NULL::timestamptz
         FROM unnest(release.names, release.tokens) AS w (name, token);
@@ -332,12 +400,12 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT f.name, f.token,
-           CASE WHEN f.token = ANY (freed) THEN 'released'
+           CASE WHEN f.token = ANY (ending) THEN 'released'
                 WHEN f.state = 'busy' THEN 'blocked'
                 ELSE f.state END,
            b.pids, b.since
     FROM pglock.fates(release.names, release.tokens, moment) f
-    LEFT JOIN LATERAL pglock.row_blockers(f.name) b ON f.state = 'busy' AND f.token <> ALL (freed);
+    LEFT JOIN LATERAL pglock.row_blockers(f.name) b ON f.state = 'busy' AND f.token <> ALL (ending);
 END
 $$;
 -- +goose StatementEnd
@@ -367,24 +435,25 @@ $$;
 --   SELECT pglock.guard('accounts/42', 17);
 -- +goose StatementBegin
 CREATE FUNCTION pglock.guard(name text, token bigint) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
+    ends   timestamptz;
+    most   interval;
     lease  pglock.leases;
     reason text;
 BEGIN
-    PERFORM pglock.check_name('lease', guard.name);
-    SELECT l.* INTO lease FROM pglock.leases l
+    SELECT l.expires_at, l.ttl INTO ends, most FROM pglock.leases l
     WHERE l.name = guard.name AND l.token = guard.token AND l.claim IS NOT NULL AND l.role = session_user
     FOR KEY SHARE;
     IF FOUND THEN
-        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
-           OR lease.expires_at > clock_timestamp() THEN
-            PERFORM pglock.bound_pause(lease.ttl);
+        IF ends > clock_timestamp() OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            PERFORM pglock.bound_pause(most);
             RETURN;
         END IF;
-        reason := 'expired: at ' || lease.expires_at;
+        reason := 'expired: at ' || ends;
     ELSE
+        PERFORM pglock.check_name('lease', guard.name);
         SELECT l.* INTO lease FROM pglock.leases l WHERE l.name = guard.name;
         PERFORM pglock.check_snapshot(guard.name, guard.token, lease.token);
         reason := CASE
@@ -406,11 +475,13 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock FROM PUBLIC;
 DROP FUNCTION pglock.guard(text, bigint);
 DROP FUNCTION pglock.check_snapshot(text, bigint, bigint);
 DROP FUNCTION pglock.release(text[], bigint[], interval);
+DROP FUNCTION pglock.vacate(text[]);
 DROP FUNCTION pglock.row_blockers(text);
-DROP FUNCTION pglock.lock_within(text, interval);
+DROP FUNCTION pglock.lock_within(text, bigint, interval);
 DROP FUNCTION pglock.renew(text[], bigint[]);
-DROP FUNCTION pglock.check_pairs(text[], bigint[]);
+DROP FUNCTION pglock.check_tenures(text, text[], bigint[]);
 DROP FUNCTION pglock.fates(text[], bigint[], timestamptz);
 DROP FUNCTION pglock.acquire(text[], interval, uuid, text, jsonb, boolean);
+DROP FUNCTION pglock.check_request(text, interval, uuid, text, jsonb);
 DROP FUNCTION pglock.create_names(text[]);
 DROP FUNCTION pglock.check_level(text);

@@ -23,28 +23,31 @@ CREATE FUNCTION pglock.hand_on(name text) RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    head  pglock.waiters;
-    next  bigint;
-    drawn bigint;
+    channel text;
+    payload text;
 BEGIN
     LOOP
-        SELECT min(w.ticket) INTO next FROM pglock.waiters w WHERE w.name = hand_on.name;
-        IF next IS NULL THEN
+        WITH head AS (
+            DELETE FROM pglock.waiters w
+            WHERE w.name = hand_on.name
+              AND w.ticket = (SELECT min(f.ticket) FROM pglock.waiters f WHERE f.name = hand_on.name)
+              AND (SELECT e.timeline FROM pglock.epoch e) = pglock.timeline()
+            RETURNING w.*)
+        UPDATE pglock.leases AS l
+        SET token = pglock.draw(l.token), holder = head.holder, role = head.role, claim = head.claim,
+            acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata
+        FROM head
+        WHERE l.name = hand_on.name AND head.expires_at > clock_timestamp()
+        RETURNING head.channel, head.claim || ' ' || l.token INTO channel, payload;
+        EXIT WHEN FOUND;
+        -- It was cancelled just now or abandoned, or the timeline is in its way, or there is none.
+        PERFORM pglock.follow_timeline();
+        IF NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = hand_on.name) THEN
             RETURN false;
         END IF;
-        DELETE FROM pglock.waiters w WHERE w.ticket = next RETURNING w.* INTO head;
-        EXIT WHEN FOUND AND head.expires_at > clock_timestamp();      -- else cancelled just now, or abandoned
     END LOOP;
-    IF (SELECT e.timeline FROM pglock.epoch e) IS DISTINCT FROM pglock.timeline() THEN
-        PERFORM pglock.turn_epoch(false);
-    END IF;
-    UPDATE pglock.leases AS l
-    SET token = pglock.draw(l.token), holder = head.holder, role = head.role, claim = head.claim,
-        acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata
-    WHERE l.name = hand_on.name
-    RETURNING l.token INTO drawn;
     IF nullif(current_setting('pglock.quiet', true), '') IS NULL THEN -- a full NOTIFY queue would roll the grant back
-        PERFORM pg_notify(head.channel, head.claim || ' ' || drawn);
+        PERFORM pg_notify(channel, payload);
     END IF;
     RETURN true;
 END
@@ -65,47 +68,57 @@ CREATE FUNCTION pglock.enqueue(
     owner    text  DEFAULT NULL,
     metadata jsonb DEFAULT NULL
 ) RETURNS TABLE (granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz, ticket bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET lock_timeout = '1 s'
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET lock_timeout = '1 s'
 AS $$
 DECLARE
-    answer record;
-    drawn  bigint;
+    lease pglock.leases;
 BEGIN
-    SELECT a.* INTO answer FROM pglock.acquire(ARRAY[enqueue.name], enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata) a;
-    IF answer.granted THEN
-        RETURN QUERY SELECT true, answer.token, answer.holder, answer.remaining, answer.expires_at, NULL::bigint;
-        RETURN;
-    ELSIF enqueue.channel IS NULL OR enqueue.channel = '' OR octet_length(enqueue.channel) > 63 THEN
+    PERFORM pglock.check_request('enqueue', enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata);
+    IF NOT EXISTS (SELECT FROM pglock.leases l WHERE l.name = enqueue.name AND l.expires_at > clock_timestamp()) THEN
+        SELECT a.granted, a.token, a.holder, a.remaining, a.expires_at
+        INTO granted, token, holder, remaining, expires_at
+        FROM pglock.acquire(ARRAY[enqueue.name], enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata) a;
+        IF granted THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
+    END IF;
+    IF enqueue.channel IS NULL OR enqueue.channel = '' OR octet_length(enqueue.channel) > 63 THEN
         RAISE EXCEPTION 'channel "%" can''t be listened to', enqueue.channel
             USING ERRCODE = 'invalid_parameter_value', HINT = 'LISTEN on a channel of your own, with a name of at most 63 bytes, and give that.';
     END IF;
     BEGIN
-        PERFORM FROM pglock.leases l WHERE l.name = enqueue.name FOR NO KEY UPDATE;
+        SELECT l.* INTO lease FROM pglock.leases l WHERE l.name = enqueue.name FOR NO KEY UPDATE;
         -- While a repeat waited for the row its first ticket may have been granted.
-        IF FOUND AND NOT EXISTS (
-            SELECT FROM pglock.leases l WHERE l.name = enqueue.name AND l.claim = enqueue.claim
-                AND l.role = session_user AND l.expires_at > clock_timestamp()) THEN
+        IF FOUND AND (lease.claim = enqueue.claim AND lease.role = session_user
+                      AND lease.expires_at > clock_timestamp()) IS NOT TRUE THEN
             INSERT INTO pglock.waiters AS w (name, claim, channel, holder, role, expires_at, ttl, metadata)
             VALUES (enqueue.name, enqueue.claim, enqueue.channel, enqueue.owner, session_user,
                     clock_timestamp() + enqueue.ttl, enqueue.ttl, enqueue.metadata)
             -- A repeat extends the ticket, since its answer is what the client counts from.
             ON CONFLICT ON CONSTRAINT waiters_claim_key DO UPDATE SET expires_at = excluded.expires_at
-            WHERE w.role = session_user;
-            SELECT w.ticket INTO drawn FROM pglock.waiters w WHERE w.claim = enqueue.claim AND w.role = session_user;
-            PERFORM FROM pglock.leases l
-            WHERE l.name = enqueue.name AND l.expires_at <= clock_timestamp() FOR UPDATE SKIP LOCKED;
-            IF FOUND THEN
-                PERFORM pglock.hand_on(enqueue.name);
+            WHERE w.role = session_user
+            RETURNING w.ticket INTO ticket;
+            IF lease.expires_at <= clock_timestamp() THEN
+                PERFORM FROM pglock.leases l WHERE l.name = enqueue.name FOR UPDATE SKIP LOCKED;
+                IF FOUND THEN
+                    PERFORM pglock.hand_on(enqueue.name);
+                    SELECT l.* INTO lease FROM pglock.leases l WHERE l.name = enqueue.name;
+                END IF;
             END IF;
         END IF;
     EXCEPTION WHEN lock_not_available THEN
-        drawn := NULL;                                        -- the ticket went with the subtransaction
+        ticket := NULL;                                       -- it went with the subtransaction
+        SELECT l.* INTO lease FROM pglock.leases l WHERE l.name = enqueue.name;
     END;
-    RETURN QUERY
-    SELECT coalesce(l.claim = enqueue.claim AND l.role = session_user AND l.expires_at > clock_timestamp(), false),
-           l.token, l.holder, l.expires_at - clock_timestamp(), l.expires_at, drawn
-    FROM (VALUES (enqueue.name)) AS n (name)
-    LEFT JOIN pglock.leases l ON l.name = n.name AND l.claim IS NOT NULL;
+    remaining := lease.expires_at - clock_timestamp();
+    granted := coalesce(lease.claim = enqueue.claim AND lease.role = session_user AND remaining > interval '0', false);
+    IF lease.claim IS NULL THEN                               -- nobody's, but another transaction has its row
+        token := NULL; holder := NULL; remaining := NULL; expires_at := NULL;
+    ELSE
+        token := lease.token; holder := lease.holder; expires_at := lease.expires_at;
+    END IF;
+    RETURN NEXT;
 END
 $$;
 -- +goose StatementEnd
@@ -118,10 +131,10 @@ $$;
 -- +goose StatementBegin
 CREATE FUNCTION pglock.refresh(names text[], claims uuid[])
 RETURNS TABLE (claim uuid, state text, token bigint, remaining interval)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 DECLARE
-    extended bigint[];
+    extended uuid[];
     expired  text[];
     lease    text;
     moment   timestamptz;
@@ -138,19 +151,19 @@ BEGIN
         PERFORM pglock.hand_on(lease);
     END LOOP;
 
-    SELECT coalesce(array_agg(t.ticket), '{}') INTO extended FROM (
-        SELECT w.ticket
+    SELECT coalesce(array_agg(t.claim), '{}') INTO extended FROM (
+        SELECT w.claim
         FROM unnest(refresh.claims) AS c (claim) JOIN pglock.waiters w ON w.claim = c.claim
         WHERE w.role = session_user
         ORDER BY w.ticket
         FOR UPDATE OF w SKIP LOCKED) t;
-    UPDATE pglock.waiters AS w SET expires_at = clock_timestamp() + w.ttl WHERE w.ticket = ANY (extended);
+    UPDATE pglock.waiters AS w SET expires_at = clock_timestamp() + w.ttl WHERE w.claim = ANY (extended);
 
     moment := clock_timestamp();
     RETURN QUERY
     SELECT c.claim,
            CASE WHEN l.claim = c.claim AND l.role = session_user AND l.expires_at > moment THEN 'granted'
-                WHEN w.ticket = ANY (extended) THEN 'waiting'
+                WHEN w.claim = ANY (extended) THEN 'waiting'
                 WHEN w.ticket IS NOT NULL THEN 'busy'
                 ELSE 'gone' END,
            CASE WHEN l.claim = c.claim AND l.role = session_user THEN l.token END,

@@ -9,11 +9,13 @@
 -- until the transaction ends: who comes later sees what this one did. A token
 -- may come from any lock service, as long as it only goes up, and is believed:
 -- whoever may call this can shut a resource out with a huge one, until
--- reset_fence. To go back to a savepoint undoes a refusal and an acceptance.
+-- reset_fence. Where the token refused is that of the lease of the resource's
+-- name, and held, it is no stale one: that is PW003, token regression. To go
+-- back to a savepoint undoes a refusal and an acceptance.
 --   SELECT pglock.fence('accounts/42', 17);
 -- +goose StatementBegin
 CREATE FUNCTION pglock.fence(resource text, token bigint) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
     accepted bigint;
@@ -37,6 +39,14 @@ BEGIN
             SELECT f.token INTO accepted FROM pglock.fences f WHERE f.resource = fence.resource FOR SHARE;
             CONTINUE WHEN accepted < fence.token;             -- an administrator has reset it meanwhile
             IF accepted > fence.token THEN
+                IF EXISTS (SELECT FROM pglock.leases l WHERE l.name = fence.resource AND l.token = fence.token
+                           AND l.claim IS NOT NULL AND l.role = session_user AND l.expires_at > clock_timestamp()) THEN
+                    RAISE EXCEPTION 'token regression: resource "%" has accepted token %, and token % of the lease of that name is held',
+                                    fence.resource, accepted, fence.token
+                        USING ERRCODE = 'PW003',
+                              DETAIL = 'The fence has seen a token that this lease never had: the tokens began again lower, or somebody gave it one of another lock.',
+                              HINT = 'Roll back. An administrator sets it back: SELECT pglock.reset_fence(resource, token).';
+                END IF;
                 RAISE EXCEPTION 'resource "%" is fenced', fence.resource
                     USING ERRCODE = 'PW001',
                           DETAIL = format('presented %s, accepted %s', fence.token, accepted),

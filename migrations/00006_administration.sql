@@ -42,19 +42,16 @@ AS $$
 BEGIN
     PERFORM pglock.check_level('force_release');
     PERFORM pglock.check_name('lease', force_release.name);
-    IF NOT pglock.lock_within(force_release.name, greatest(force_release.patience, interval '1 ms')) THEN
-        RETURN QUERY SELECT 'blocked', b.pids, b.since FROM pglock.row_blockers(force_release.name) b;
+    IF NOT pglock.lock_within(force_release.name, force_release.token, force_release.patience) THEN
+        IF EXISTS (SELECT FROM pglock.leases l WHERE l.name = force_release.name AND l.token = force_release.token AND l.claim IS NOT NULL) THEN
+            RETURN QUERY SELECT 'blocked', b.pids, b.since FROM pglock.row_blockers(force_release.name) b;
+        ELSE
+            RETURN QUERY SELECT f.state, NULL::integer[], NULL::timestamptz
+            FROM pglock.fates(ARRAY[force_release.name], ARRAY[force_release.token], clock_timestamp()) f;
+        END IF;
         RETURN;
     END IF;
-    UPDATE pglock.leases AS l
-    SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
-    WHERE l.name = force_release.name AND l.token = force_release.token AND l.claim IS NOT NULL;
-    IF NOT FOUND THEN
-        RETURN QUERY SELECT f.state, NULL::integer[], NULL::timestamptz
-        FROM pglock.fates(ARRAY[force_release.name], ARRAY[force_release.token], clock_timestamp()) f;
-        RETURN;
-    END IF;
-    PERFORM pglock.hand_on(force_release.name);
+    PERFORM pglock.vacate(ARRAY[force_release.name]);
     RETURN QUERY SELECT 'released', NULL::integer[], NULL::timestamptz;
 END
 $$;

@@ -25,11 +25,11 @@ CREATE FUNCTION pglock.present(name text, token bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    claims text := nullif(current_setting('pglock.presented', true), '');
+    claims text := current_setting('pglock.presented', true);
     claim  text := format('[[%s, %s]]', to_json(present.name), present.token);
 BEGIN
     PERFORM pglock.guard(present.name, present.token);
-    IF claims IS NULL THEN
+    IF coalesce(claims, '') = '' THEN
         claims := set_config('pglock.presented', claim, true);
     ELSIF NOT claims::jsonb @> claim::jsonb THEN
         claims := set_config('pglock.presented', (claims::jsonb || claim::jsonb)::text, true);
@@ -43,12 +43,12 @@ $$;
 -- keeps takers off from here to the end of the transaction, as a guard's does,
 -- and what was presented in time may expire meanwhile.
 --
--- Every statement on the table pays for this: no query but the one that locks
--- the row. A setting that is no JSON is PostgreSQL's error, because to catch it
--- would take a subtransaction.
+-- Every statement on the table pays for this: one query, which finds, proves and
+-- locks the row, and hardly an expression beside it. A setting that is no JSON
+-- is PostgreSQL's error, because to catch it would take a subtransaction.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.refuse_unpresented() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
     claims  jsonb := nullif(current_setting('pglock.presented', true), '');
@@ -57,6 +57,20 @@ DECLARE
     matched text;                                             -- the name presented last that matches
     lease   pglock.leases;
 BEGIN
+    FOR i IN 0 .. coalesce(jsonb_array_length(claims), 0) - 1 LOOP
+        PERFORM FROM pglock.leases l
+        WHERE l.name = claims -> i ->> 0 AND l.token = (claims -> i ->> 1)::bigint AND l.name LIKE TG_ARGV[0]
+          AND l.claim IS NOT NULL AND l.role = session_user
+        FOR KEY SHARE;
+        IF FOUND THEN
+            IF TG_LEVEL = 'STATEMENT' THEN
+                RETURN NULL;
+            ELSIF TG_OP = 'DELETE' THEN
+                RETURN OLD;
+            END IF;
+            RETURN NEW;
+        END IF;
+    END LOOP;
     IF claims IS NULL THEN
         RAISE EXCEPTION 'table % is protected: no lease was presented', TG_RELID::regclass
             USING ERRCODE = 'PW004', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
@@ -68,17 +82,6 @@ BEGIN
         CONTINUE WHEN wanted IS NULL OR wanted NOT LIKE TG_ARGV[0];
         matched := wanted;
         shown := claims -> i ->> 1;
-        PERFORM FROM pglock.leases l
-        WHERE l.name = wanted AND l.token = shown AND l.claim IS NOT NULL AND l.role = session_user
-        FOR KEY SHARE;
-        IF FOUND THEN
-            IF TG_LEVEL = 'STATEMENT' THEN
-                RETURN NULL;
-            ELSIF TG_OP = 'DELETE' THEN
-                RETURN OLD;
-            END IF;
-            RETURN NEW;
-        END IF;
     END LOOP;
     IF matched IS NULL THEN
         RAISE EXCEPTION 'table % is protected: no lease presented matches', TG_RELID::regclass
@@ -195,8 +198,9 @@ $$;
 
 -- The tables that are protected, read back from their triggers. gaps are
 -- partitions that can be truncated straight, since they were attached after
--- protect was called last, or whose triggers were disabled; and inheritance
--- children that the table was given since.
+-- protect was called last, or whose triggers were disabled; inheritance
+-- children that the table was given since; and a parent, of either kind, that it
+-- was put under since, through which it can be written.
 CREATE VIEW pglock.protected_tables AS
 SELECT t.tgrelid::regclass AS target,
        convert_from(substring(t.tgargs FROM 1 FOR length(t.tgargs) - 1), getdatabaseencoding()) AS pattern,
@@ -208,6 +212,8 @@ SELECT t.tgrelid::regclass AS target,
                                 WHERE g.tgrelid = p.relid AND g.tgfoid = t.tgfoid AND g.tgname = 'pglock_protect_truncate')
                     OR EXISTS (SELECT FROM pg_catalog.pg_trigger g
                                WHERE g.tgrelid = p.relid AND g.tgfoid = t.tgfoid AND g.tgenabled NOT IN ('O', 'A')))
+             UNION
+             SELECT i.inhparent FROM pg_catalog.pg_inherits i WHERE i.inhrelid = t.tgrelid
              UNION
              SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhparent
              WHERE i.inhparent = t.tgrelid AND c.relkind = 'r'

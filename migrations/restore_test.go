@@ -91,6 +91,100 @@ func TestRestore(t *testing.T) {
 	}
 }
 
+// Data alone goes into protected tables with --disable-triggers, and not
+// without.
+func TestRestore_DataAlone(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.DSN(t)
+	pool := pgtest.PoolOn(t, dsn)
+	fill(t, pool)
+	before := query[string](t, pool, contents)
+	for _, tt := range []struct {
+		name string
+		args []string
+		ok   bool
+	}{
+		{"with --disable-triggers", []string{"--disable-triggers"}, true},
+		{"control: without", nil, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			out, err := exec.CommandContext(t.Context(), pgtest.Client(t, "pg_dump", dsn), append(tt.args, "-a", "-n", "public", "-d", dsn)...).Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			target := pgtest.DSN(t)
+			restored := pgtest.PoolOn(t, target)
+			fill(t, restored)
+			const off, on = `SELECT pglock.unprotect('accounts'), pglock.unprotect('parts')`, `SELECT pglock.protect('accounts', 'accounts/%'), pglock.protect('parts', 'it''s \%')`
+			do(t, restored, off, `TRUNCATE accounts, parts`, on)
+			restore := exec.CommandContext(t.Context(), pgtest.Client(t, "psql", target), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", target)
+			restore.Stdin = bytes.NewReader(out)
+			said, err := restore.CombinedOutput()
+			if tt.ok && (err != nil || query[string](t, restored, contents) != before) {
+				t.Errorf("%v\n%s", err, said)
+			}
+			if !tt.ok && !bytes.Contains(said, []byte("is protected: no lease was presented")) {
+				t.Errorf("it is not refused (%v): this test shows nothing\n%s", err, said)
+			}
+			var refused *pgconn.PgError
+			if _, err := restored.Exec(t.Context(), `DELETE FROM accounts`); !errors.As(err, &refused) || refused.Code != "PW004" {
+				t.Errorf("afterwards a write without a lease: %v, want PW004", err)
+			}
+		})
+	}
+}
+
+// Leases and waits that come back with an old dump stand in nobody's way: they
+// have expired since, the next token is higher than any of before, and whoever
+// had one then is refused.
+func TestRestore_M10_LeasesFromADump(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.DSN(t)
+	pool := pgtest.PoolOn(t, dsn)
+	do(t, pool, `SELECT setval('pglock.leases_token_seq', 1000)`,
+		`SELECT pglock.acquire('{held,awaited}', '1 s')`, `SELECT pglock.acquire('{held for long}', '1 h')`,
+		`SELECT pglock.enqueue('awaited', '100 ms', gen_random_uuid(), 'nobody listens')`)
+	last := query[int64](t, pool, `SELECT max(token) FROM pglock.leases`)
+	out, err := exec.CommandContext(t.Context(), pgtest.Client(t, "pg_dump", dsn), "-d", dsn).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, pool, `SELECT clock_timestamp() > (SELECT max(expires_at) FROM pglock.leases WHERE name <> 'held for long')`)
+	target := pgtest.EmptyDSN(t)
+	restored := pgtest.PoolOn(t, target)
+	restore := exec.CommandContext(t.Context(), pgtest.Client(t, "psql", target), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", target)
+	restore.Stdin = bytes.NewReader(out)
+	if out, err := restore.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if n := query[int64](t, restored, `SELECT count(*) FROM pglock.leases WHERE claim IS NOT NULL`); n != 3 {
+		t.Fatalf("%d leases were restored: this test shows nothing", n)
+	}
+	for _, name := range []string{"held", "awaited"} {
+		if token := query[int64](t, restored, `SELECT coalesce(max(token) FILTER (WHERE granted), 0) FROM pglock.acquire(ARRAY[$1], '1 h')`, name); token <= last {
+			t.Errorf("%s: granted token %d, and %d was granted before", name, token, last)
+		}
+		var refused *pgconn.PgError
+		_, err := restored.Exec(t.Context(), `SELECT pglock.guard($1, $2)`, name, query[int64](t, pool, `SELECT token FROM pglock.leases WHERE name = $1`, name))
+		if !errors.As(err, &refused) || refused.Code != "PW002" {
+			t.Errorf("%s: the holder of before is told %v, want PW002", name, err)
+		}
+	}
+	if n := query[int64](t, restored, `SELECT count(*) FROM pglock.list_waiters()`); n != 0 {
+		t.Errorf("%d still wait", n)
+	}
+	// The control: one that has not expired is held, and ends by force.
+	const again = `SELECT granted FROM pglock.acquire('{held for long}', '1 h')`
+	if query[bool](t, restored, again) {
+		t.Error("a lease that has not expired was granted: this test shows nothing")
+	}
+	do(t, restored, `SELECT pglock.force_release('held for long', token) FROM pglock.list_leases('held for long')`)
+	if !query[bool](t, restored, again) {
+		t.Error("nor after it was released by force")
+	}
+}
+
 // Down refuses while a table is protected or guarded, and says which, whether
 // by Go or by the migration alone, and changes nothing.
 func TestDown_RefusesWhileTablesAreProtected(t *testing.T) {

@@ -19,6 +19,24 @@
 // Where most writers meet the same row, a lock from the start (pglock.LockRow) is
 // simpler. Update goes over to one by itself after two conflicts.
 //
+// # What needs no comparison
+//
+// A change that commutes with the others is right in any order. It is one plain
+// statement, the fastest of all on a hot row, and counts for those who compare:
+//
+//	UPDATE accounts SET balance = balance + 5, version = version + 1 WHERE id = 1
+//
+// What belongs together but stands in several tables, an order and its lines, is
+// guarded by one version, that of its root. Who changes a line counts the order
+// up first, in the same transaction, by [Table.Touch] or by hand with [Exec]:
+//
+//	UPDATE orders SET version = version + 1 WHERE id = 7 AND version = 3
+//	UPDATE lines SET amount = 2 WHERE order_id = 7 AND line = 1
+//
+// A rule over rows that the writer reads and doesn't write ("somebody else is on
+// call, so I may leave") has no version to compare. There the database finds the
+// conflict, at SERIALIZABLE, and the whole transaction runs again: [RunInTx].
+//
 // # What the table needs
 //
 // A key column with a PRIMARY KEY or UNIQUE constraint of its own, and a bigint
@@ -31,8 +49,8 @@
 //	);
 //
 // The key may have several columns: see WithKey. That is what a partitioned table
-// needs, whose unique key contains the partition key. Table.Verify says what is
-// wrong with a table, all at once.
+// needs, whose unique key contains the partition key. Table.Verify is an error
+// where a table breaks this, and says all at once; Table.Inspect has advice too.
 //
 // In a table that has rows already the constant comes first, so that it isn't
 // rewritten:
@@ -61,8 +79,8 @@
 // # In a transaction of yours
 //
 // Functions take a pool or a connection, and commit by themselves, or your
-// pgx.Tx, and leave COMMIT to you. SQL and SQLTx do the same for database/sql. There the isolation level decides what a
-// writer who came too late is told:
+// pgx.Tx, and leave COMMIT to you. SQL and SQLTx do the same for database/sql. There
+// the isolation level decides what a writer who came too late is told:
 //
 //	                     READ COMMITTED       REPEATABLE READ, SERIALIZABLE
 //	CompareAndSet, …Many ErrConflict          ErrRetryOutside if the row changed after the

@@ -5,39 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pawl-go/pawl/internal/pgtest"
 	"github.com/pawl-go/pawl/optimistic"
 )
 
-// An exampleT is a testing.TB for Examples, which get none.
-type exampleT struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleT) Name() string              { return "Example" }
-func (*exampleT) Helper()                   {}
-func (*exampleT) Failed() bool              { return false }
-func (*exampleT) Context() context.Context  { return context.Background() }
-func (*exampleT) Error(args ...any)         { log.Print(args...) }
-func (*exampleT) Errorf(f string, a ...any) { log.Printf(f, a...) }
-func (*exampleT) Fatal(args ...any)         { log.Panic(args...) }
-func (*exampleT) Fatalf(f string, a ...any) { log.Panicf(f, a...) }
-func (e *exampleT) Cleanup(f func())        { e.cleanups = append(e.cleanups, f) }
-
 // examplePool is a pool on a database with two accounts, and what ends it.
 func examplePool() (*pgxpool.Pool, func()) {
-	t := &exampleT{}
-	pool := newPool(t, createAccounts)
-	return pool, func() {
-		for i := range t.cleanups {
-			t.cleanups[len(t.cleanups)-1-i]()
-		}
-	}
+	t, done := pgtest.Example()
+	return newPool(t, createAccounts), done
 }
 
 var errInsufficient = errors.New("insufficient funds")
@@ -102,6 +81,59 @@ func ExampleTable_CompareAndSet() {
 	// Output:
 	// Ann saved version 2 <nil>
 	// Bob saw version 1, it is 2 by now, with a balance of 150
+}
+
+// Additions commute: whoever comes first, the sum is the same. Nothing is read,
+// nothing compared, nothing tried again. The version counts for those who do.
+func Example_counter() {
+	ctx := context.Background()
+	pool, done := examplePool()
+	defer done()
+
+	for range 3 {
+		_, err := pool.Exec(ctx, `UPDATE accounts SET balance = balance + 5, version = version + 1 WHERE id = 1`)
+		if err != nil {
+			log.Print(err)
+			return
+		}
+	}
+	row, err := accounts.Get(ctx, pool, 1)
+	fmt.Println(row.Value.Balance, row.Version, err)
+	// Output: 115 4 <nil>
+}
+
+// The lines of an order are guarded by the order's version: two who saw the same
+// order and change different lines meet at its root.
+func ExampleTable_Touch() {
+	ctx := context.Background()
+	pool, done := examplePool()
+	defer done()
+	_, err := pool.Exec(ctx, `
+		CREATE TABLE orders (id bigint PRIMARY KEY, version bigint NOT NULL);
+		CREATE TABLE lines (order_id bigint REFERENCES orders, line int, amount int NOT NULL, PRIMARY KEY (order_id, line));
+		INSERT INTO orders VALUES (7, 3); INSERT INTO lines VALUES (7, 1, 1), (7, 2, 1)`)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+
+	type Order struct{ ID int64 }
+	orders := optimistic.NewTable[Order]("orders")
+
+	setAmount := func(order, version int64, line, amount int) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if _, err := orders.Touch(ctx, tx, order, version); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, `UPDATE lines SET amount = $3 WHERE order_id = $1 AND line = $2`, order, line, amount)
+			return err
+		})
+	}
+	fmt.Println(setAmount(7, 3, 1, 2))
+	fmt.Println(setAmount(7, 3, 2, 5))
+	// Output:
+	// <nil>
+	// touch orders, key 7: optimistic: row has changed: it is at version 4, expected 3
 }
 
 // SQL of your own, and no row of it passes unnoticed.

@@ -28,6 +28,11 @@ func TestExec_O08_RowCount(t *testing.T) {
 			t.Errorf("%s, stale: %v", name, err)
 		}
 		usable(t, db)
+		// The control: without Exec it is a success.
+		tag, err := db.Exec(ctx, update, 8, 1, 1)
+		if err != nil || tag.RowsAffected() != 0 {
+			t.Errorf("%s, control: %v, %v", name, tag, err)
+		}
 	}
 	want(t, tx.Rollback(ctx), nil)
 	exec(t, inTx, `ROLLBACK`)
@@ -114,15 +119,15 @@ func TestExec_UnknownCommit(t *testing.T) {
 	other := newSamePool(t, pool)
 	holder := begin(t, other, "")
 	exec(t, holder, `SELECT pg_advisory_xact_lock(1)`)
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() {
 		defer close(done)
 		done <- optimistic.Exec(t.Context(), pool, `UPDATE accounts SET version = version + 1 WHERE id = $1`, 1)
 	}()
-	waitBlocked(t, other, holder) // in COMMIT
+	waitBlocked(t, other, holder, done) // in COMMIT
 	w.cut.Store(true)
 	commit(t, holder)
-	want(t, <-done, optimistic.ErrUnknownCommit)
+	want(t, receive(t, done), optimistic.ErrUnknownCommit)
 	// An answer lost before the COMMIT is known to have done nothing.
 	err := optimistic.Exec(t.Context(), pool, `UPDATE accounts SET version = version + 1 WHERE id = $1`, 1)
 	if err == nil || errors.Is(err, optimistic.ErrUnknownCommit) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -44,6 +45,7 @@ func newPool(t testing.TB, sql string, configure ...func(*pgxpool.Config)) *pgxp
 		t.Fatal(err)
 	}
 	config.MaxConns = 20
+	config.ConnConfig.RuntimeParams["statement_timeout"] = strconv.FormatInt(patience.Milliseconds(), 10)
 	for _, c := range configure {
 		c(config)
 	}
@@ -51,6 +53,13 @@ func newPool(t testing.TB, sql string, configure ...func(*pgxpool.Config)) *pgxp
 	if err != nil {
 		t.Fatal(err)
 	}
+	closeAfter(t, pool)
+	exec(t, pool, sql)
+	return pool
+}
+
+// closeAfter closes a pool at the end of the test.
+func closeAfter(t testing.TB, pool *pgxpool.Pool) {
 	t.Cleanup(func() {
 		closed := make(chan struct{})
 		go func() { pool.Close(); close(closed) }() // waits for every connection
@@ -60,8 +69,6 @@ func newPool(t testing.TB, sql string, configure ...func(*pgxpool.Config)) *pgxp
 			t.Errorf("%d connections were not given back", pool.Stat().AcquiredConns())
 		}
 	})
-	exec(t, pool, sql)
-	return pool
 }
 
 // runtimeParam sets a parameter of every session of a pool.
@@ -140,14 +147,39 @@ func commit(t testing.TB, tx pgx.Tx) {
 	}
 }
 
-// waitBlocked returns when some session waits for a lock that tx holds.
-func waitBlocked(t testing.TB, pool *pgxpool.Pool, tx pgx.Tx) {
+// patience bounds what a test waits for: a server on a busy machine, and not a
+// thing that never comes.
+const patience = time.Minute
+
+// waitBlocked returns when some session waits for a lock that tx holds. Who ends
+// instead of waiting says so through done.
+func waitBlocked(t testing.TB, pool *pgxpool.Pool, tx pgx.Tx, done <-chan error) {
 	t.Helper()
 	pid := tx.Conn().PgConn().PID()
+	began := time.Now()
 	for query[int64](t, pool, `
 		SELECT count(*) FROM pg_stat_activity
 		WHERE datname = current_database() AND $1 = ANY (pg_blocking_pids(pid))`, pid) == 0 {
+		select {
+		case err := <-done:
+			t.Fatalf("ended and did not wait: %v", err)
+		default:
+		}
+		if time.Since(began) > patience {
+			t.Fatalf("nobody waits for process %d after %v", pid, patience)
+		}
 	}
+}
+
+// receive takes what comes through a channel.
+func receive[V any](t testing.TB, c <-chan V) (v V) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(patience):
+		t.Errorf("nothing came in %v", patience)
+	}
+	return v
 }
 
 // want fails unless err is want. A nil want is success.
@@ -193,9 +225,12 @@ func (n noSQL) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, error) 
 	return nil, errors.ErrUnsupported
 }
 
-// A wire breaks a pool's connections just after the server has answered: what
-// was sent is done, and nobody hears of it.
-type wire struct{ cut atomic.Bool }
+// A wire counts the round trips of a pool's connections, and breaks them just
+// after the server has answered: what was sent is done, and nobody hears of it.
+type wire struct {
+	cut   atomic.Bool
+	turns atomic.Int64
+}
 
 func (w *wire) configure(c *pgxpool.Config) {
 	dial := c.ConnConfig.DialFunc
@@ -211,10 +246,19 @@ func (w *wire) configure(c *pgxpool.Config) {
 type wireConn struct {
 	net.Conn
 	wire *wire
+	sent atomic.Bool // and not answered yet
+}
+
+func (c *wireConn) Write(p []byte) (int, error) {
+	c.sent.Store(true)
+	return c.Conn.Write(p)
 }
 
 func (c *wireConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
+	if err == nil && c.sent.Swap(false) {
+		c.wire.turns.Add(1)
+	}
 	if err == nil && c.wire.cut.Load() {
 		c.Conn.Close()
 		return 0, net.ErrClosed
@@ -246,7 +290,7 @@ func newPoolOn(t testing.TB, pool *pgxpool.Pool, configure func(*pgxpool.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(other.Close)
+	closeAfter(t, other)
 	return other
 }
 

@@ -108,7 +108,7 @@ func TestIsolation_Deadlock(t *testing.T) {
 	}
 	want(t, set(a, 1), nil)
 	want(t, set(b, 2), nil)
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() {
 		err := set(a, 2)
 		_ = a.Rollback(t.Context())
@@ -116,7 +116,7 @@ func TestIsolation_Deadlock(t *testing.T) {
 	}()
 	err := set(b, 1)
 	_ = b.Rollback(t.Context())
-	if other := <-done; err == nil {
+	if other := receive(t, done); err == nil {
 		err = other
 	}
 	want(t, err, optimistic.ErrRetryOutside)

@@ -44,10 +44,11 @@ const maxParameters = 65535
 
 // CompareAndSetMany does what CompareAndSet does to many rows in one statement:
 // all of them or, if one isn't at its version, none, unless Partial says
-// otherwise. The outcomes are in the order of the changes. Like CompareAndSet it
-// never retries with other versions; a statement of its own that the server
-// broke off (40001, 40P01) is repeated as it was, a few times. The error is nil only if every row was written; it counts the
-// rows that weren't and holds the error of the first.
+// otherwise. The outcomes are in the order of the changes. The error is nil only
+// if every row was written; it counts the rows that weren't and holds the error
+// of the first. Like CompareAndSet it never retries with other versions; a
+// statement of its own that the server broke off (40001, 40P01) is repeated as it
+// was, a few times.
 //
 // The rows are locked in the order of their keys before any is compared, so that
 // two calls on the same rows can't deadlock, whatever order they list them in.

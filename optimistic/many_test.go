@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pawl-go/pawl/internal/pgtest"
 	"github.com/pawl-go/pawl/optimistic"
 )
 
@@ -83,31 +84,60 @@ func TestCompareAndSetMany(t *testing.T) {
 	}
 }
 
-// A thousand rows in one statement, and rows of several sizes in statements of
-// few texts.
+// Any number of rows is one statement and, once the server has prepared it, one
+// round trip: whatever is sent is sent before anything comes back. A row at a
+// time, the control, it is one for each.
 func TestCompareAndSetMany_OneRoundTrip(t *testing.T) {
 	t.Parallel()
 	var l ledger
+	var w wire
 	pool := newPool(t, `CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL, version bigint NOT NULL);
 		INSERT INTO accounts SELECT n, 0, 1 FROM generate_series(1, 1000) n`,
-		func(c *pgxpool.Config) { c.ConnConfig.Tracer = &l })
-	for _, size := range []int{1, 2, 3, 63, 64, 65, 1000} {
-		var changes []change
-		for n := range size {
-			id := int64(n + 1)
-			changes = append(changes, change{id, query[int64](t, pool, `SELECT version FROM accounts WHERE id = $1`, id), account{Balance: id}})
-		}
+		func(c *pgxpool.Config) { c.ConnConfig.Tracer, c.MaxConns = &l, 1 }, w.configure)
+	turns := func(do func()) int64 {
+		before := w.turns.Load()
 		l.sent = nil
-		outcomes, err := accounts.CompareAndSetMany(t.Context(), pool, changes)
-		want(t, err, nil)
-		if len(l.sent) != 1 || l.sent[0] != "WITH" {
-			t.Errorf("%d rows: sent %v", size, l.sent)
-		}
-		for i, o := range outcomes {
-			if o.Row.Value != (account{int64(i + 1), int64(i + 1)}) {
-				t.Fatalf("%d rows: outcome %d is %+v", size, i, o)
+		do()
+		return w.turns.Load() - before
+	}
+	version := int64(0)
+	for _, size := range []int{1000, 65, 64, 63, 3, 2, 1} {
+		// Sizes up to a power of two share its text.
+		for _, prepared := range []bool{size == 63, true} {
+			version++
+			var changes []change
+			for n := range size {
+				changes = append(changes, change{int64(n + 1), version, account{Balance: version}})
+			}
+			var outcomes []optimistic.Outcome[account]
+			took := turns(func() {
+				var err error
+				outcomes, err = accounts.CompareAndSetMany(t.Context(), pool, changes)
+				want(t, err, nil)
+			})
+			if prepared && took != 1 || !prepared && took != 2 || len(l.sent) != 1 {
+				t.Errorf("%d rows, prepared %v: %d round trips, sent %v", size, prepared, took, l.sent)
+			}
+			for i, o := range outcomes {
+				if o.Row.Value != (account{int64(i + 1), version}) || o.Row.Version != version+1 {
+					t.Fatalf("%d rows: outcome %d is %+v", size, i, o)
+				}
 			}
 		}
+	}
+
+	one := func(id int64) {
+		_, err := accounts.CompareAndSet(t.Context(), pool, id, stored(t, pool, id).Version, account{})
+		want(t, err, nil)
+	}
+	one(1) // prepares
+	took := turns(func() {
+		for id := range int64(10) {
+			one(id + 1)
+		}
+	})
+	if took != 10*3 { // stored reads twice
+		t.Errorf("control: %d round trips", took)
 	}
 }
 
@@ -172,15 +202,15 @@ func TestCompareAndSetMany_Waits(t *testing.T) {
 				db = begin(t, pool, "")
 			}
 			var outcomes []optimistic.Outcome[account]
-			done := make(chan error)
+			done := make(chan error, 1)
 			go func() {
 				var err error
 				outcomes, err = accounts.CompareAndSetMany(t.Context(), db, []change{{2, second.Version, account{}}, {1, first.Version, account{}}})
 				done <- err
 			}()
-			waitBlocked(t, pool, tx)
+			waitBlocked(t, pool, tx, done)
 			commit(t, tx)
-			err := <-done
+			err := receive(t, done)
 			if inTx && level != "read committed" {
 				want(t, err, optimistic.ErrRetryOutside)
 			} else {
@@ -242,10 +272,7 @@ func TestCompareAndSetMany_NoDeadlock(t *testing.T) {
 		})
 		return called.Load(), dead.Load()
 	}
-	limit := 5 * time.Second
-	if testing.Short() {
-		limit = time.Second
-	}
+	limit := pgtest.Lasting(10*time.Second, 3*time.Second, time.Second)
 	var written atomic.Int64
 	many := func(opts ...optimistic.ManyOption) func(context.Context, []change) error {
 		return func(ctx context.Context, changes []change) error {
@@ -263,7 +290,7 @@ func TestCompareAndSetMany_NoDeadlock(t *testing.T) {
 		if deadlocks != 0 || calls < writers {
 			t.Errorf("%s: %d deadlocks in %d calls", name, deadlocks, calls)
 		}
-		t.Logf("%s: %d calls, no deadlock", name, calls)
+		t.Logf("%s: %d calls in %v, no deadlock", name, calls, limit)
 	}
 	if sum := query[int64](t, pool, `SELECT sum(version - 1)::bigint FROM accounts`); sum != written.Load() || sum == 0 {
 		t.Errorf("versions count %d updates, reported were %d", sum, written.Load())
@@ -287,7 +314,7 @@ func TestCompareAndSetMany_NoDeadlock(t *testing.T) {
 				FROM unnest($1::bigint[], $2::bigint[]) c (id, version) WHERE t.id = c.id AND t.version = c.version`, ids, versions)
 			return err
 		})
-		t.Logf("without the order: %d deadlocks in %d calls", deadlocks, calls)
+		t.Logf("without the order: %d deadlocks in %d calls in %v", deadlocks, calls, limit)
 		if deadlocks > 0 {
 			return
 		}
@@ -363,9 +390,29 @@ func TestCompareAndSetMany_UnknownCommit(t *testing.T) {
 	want(t, err, optimistic.ErrUnknownCommit)
 }
 
+// A touch with an old version is a conflict. The control is one that writes back
+// the version it remembers: the row passes through a version it had before, and
+// a stale writer gets through.
 func TestTouch_O02_Stale(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, createAccounts)
+	for _, remembering := range []bool{false, true} {
+		a := stored(t, pool, 2)
+		bump(t, pool, 2)
+		stale := stored(t, pool, 2)
+		bump(t, pool, 2)
+		if remembering {
+			exec(t, pool, `UPDATE accounts SET version = $1 + 1 WHERE id = 2`, a.Version)
+		} else {
+			_, err := accounts.Touch(t.Context(), pool, 2, a.Version)
+			want(t, err, optimistic.ErrConflict)
+		}
+		_, err := accounts.CompareAndSet(t.Context(), pool, 2, stale.Version, account{})
+		if (err == nil) != remembering {
+			t.Errorf("remembering %v: the stale write: %v", remembering, err)
+		}
+	}
+
 	a, err := accounts.Get(t.Context(), pool, 1)
 	want(t, err, nil)
 	_, err = accounts.CompareAndSet(t.Context(), pool, 1, a.Version, account{Balance: 5}) // B was faster

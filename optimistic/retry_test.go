@@ -45,7 +45,7 @@ func TestRunInTx_WriteSkew(t *testing.T) {
 				if reading.Add(1) == 2 {
 					close(bothRead)
 				}
-				<-bothRead
+				receive(t, bothRead)
 			})
 			err := optimistic.RunInTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 				calls.Add(1)
@@ -144,14 +144,14 @@ func TestRunInTx_Errors(t *testing.T) {
 }
 
 // SERIALIZABLE may say no as late as at COMMIT, which belongs to what is run
-// again. The trigger says no there once.
+// again. The trigger says no there: to the control, and twice more.
 func TestRunInTx_CommitIsInTheLoop(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, createAccounts+`;
 		CREATE SEQUENCE refused;
 		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 			BEGIN
-				IF nextval('refused') < 3 THEN
+				IF nextval('refused') < 4 THEN
 					RAISE serialization_failure;
 				END IF;
 				RETURN NULL;
@@ -159,11 +159,15 @@ func TestRunInTx_CommitIsInTheLoop(t *testing.T) {
 		CREATE CONSTRAINT TRIGGER refuse AFTER UPDATE ON accounts DEFERRABLE INITIALLY DEFERRED
 			FOR EACH ROW EXECUTE FUNCTION refuse()`)
 	calls := 0
-	want(t, optimistic.RunInTx(t.Context(), pool, func(_ context.Context, tx pgx.Tx) error {
+	fn := func(_ context.Context, tx pgx.Tx) error {
 		calls++
 		bump(t, tx, 1)
 		return nil
-	}), nil)
+	}
+	once := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return fn(t.Context(), tx) })
+	wantState(t, once, "40001")
+	calls = 0
+	want(t, optimistic.RunInTx(t.Context(), pool, fn), nil)
 	if is := stored(t, pool, 1); calls != 3 || is.Version != 2 {
 		t.Errorf("after %d calls there is %+v", calls, is)
 	}

@@ -51,9 +51,9 @@ func TestSQL(t *testing.T) {
 		want(t, err, nil)
 		_, err = accounts.CompareAndSetMany(ctx, d, []change{{2, now.Version, account{Balance: 7}}})
 		want(t, err, nil)
-		var schema *optimistic.SchemaError
-		if err := accounts.Verify(ctx, d); !errors.As(err, &schema) {
-			t.Error(err)
+		want(t, accounts.Verify(ctx, d), nil)
+		if found, err := accounts.Inspect(ctx, d); err != nil || len(found) != 2 {
+			t.Errorf("found %v, %v", found, err)
 		}
 		if i == 0 {
 			// What was done belongs to the owner of the transaction.
@@ -105,14 +105,14 @@ func TestSQL_ContextEnds(t *testing.T) {
 			want(t, err, nil)
 			d = optimistic.SQLTx(tx)
 		}
-		done := make(chan error)
+		done := make(chan error, 1)
 		go func() {
 			_, err := accounts.CompareAndSet(ctx, d, 1, 1, account{})
 			done <- err
 		}()
-		waitBlocked(t, other, blocker)
+		waitBlocked(t, other, blocker, done)
 		cancel()
-		err := <-done
+		err := receive(t, done)
 		want(t, err, context.Canceled)
 		if errors.Is(err, optimistic.ErrUnknownCommit) == inTx {
 			t.Errorf("in a transaction %v: %v", inTx, err)

@@ -206,6 +206,13 @@ func TestTable_O01_NullVersion(t *testing.T) {
 	if n := query[int64](t, pool, `SELECT count(*) FROM accounts WHERE balance = 100 AND version IS NULL`); n != 1 {
 		t.Error("the row was changed")
 	}
+	// The control: compared by hand it looks like a conflict, whatever was read.
+	for _, version := range []any{nil, 0} {
+		tag, err := pool.Exec(t.Context(), `UPDATE accounts SET version = version + 1 WHERE id = 1 AND version = $1`, version)
+		if err != nil || tag.RowsAffected() != 0 {
+			t.Errorf("control: %v, %v", tag, err)
+		}
+	}
 }
 
 func TestTable_O07_Quoting(t *testing.T) {
@@ -243,6 +250,15 @@ func TestTable_O07_Quoting(t *testing.T) {
 	}
 	_, err := table.Get(ctx, pool, "none")
 	want(t, err, optimistic.ErrNotFound)
+
+	// The control: names between quotes that nobody doubled, and without any.
+	for sql, state := range map[string]string{
+		`SELECT 1 FROM "My.Schema"."Say "Hi"; DROP TABLE canary"`: "42601",
+		`SELECT 1 FROM billing.Accounts`:                          "42P01",
+	} {
+		_, err := pool.Exec(ctx, sql)
+		wantState(t, err, state)
+	}
 }
 
 // roundTrip takes one row through every method.
@@ -273,10 +289,17 @@ func roundTrip[T any](t *testing.T, db optimistic.DB, table *optimistic.Table[T]
 	})
 	want(t, err, nil)
 	same(updated.Value, first)
-	if updated.Version != inserted.Version+2 {
-		t.Errorf("version %d after two updates of %d", updated.Version, inserted.Version)
+	touched, err := table.Touch(ctx, db, key, updated.Version)
+	want(t, err, nil)
+	same(touched.Value, first)
+	outcomes, err := table.CompareAndSetMany(ctx, db, []optimistic.Change[T]{{Key: key, Version: touched.Version, Value: second}})
+	want(t, err, nil)
+	same(outcomes[0].Row.Value, second)
+	last := outcomes[0].Row.Version
+	if last != inserted.Version+4 {
+		t.Errorf("version %d after four updates of %d", last, inserted.Version)
 	}
-	want(t, table.Delete(ctx, db, key, updated.Version), nil)
+	want(t, table.Delete(ctx, db, key, last), nil)
 	_, err = table.Get(ctx, db, key)
 	want(t, err, optimistic.ErrNotFound)
 }
@@ -294,6 +317,16 @@ func TestTable_O09_OptionsReachEveryMethod(t *testing.T) {
 	want(t, err, nil)
 	if n := query[int64](t, pool, `SELECT count(*) FROM books WHERE id = 0 AND version = 0 AND rev > 1000`); n != 1 {
 		t.Error("the columns of the defaults were used")
+	}
+
+	// The control: without an option it is the default's column.
+	_, err = optimistic.NewTable[book]("books", optimistic.WithVersion("rev")).Get(t.Context(), pool, "a")
+	if err == nil || errors.Is(err, optimistic.ErrNotFound) {
+		t.Errorf("without WithKey: %v", err)
+	}
+	row, err := optimistic.NewTable[book]("books", optimistic.WithKey("isbn")).Get(t.Context(), pool, "a")
+	if err != nil || row.Version != 0 {
+		t.Errorf("without WithVersion: %+v, %v", row, err)
 	}
 }
 

@@ -65,7 +65,7 @@ func lostUpdates(t *testing.T, pool *pgxpool.Pool, withdraw withdrawal) (lost, d
 			if reading.Add(1) == workers {
 				close(allRead)
 			}
-			<-allRead
+			receive(t, allRead)
 		})
 		for range ops {
 			switch err := withdraw(t.Context(), pool, think); {
@@ -454,7 +454,7 @@ func TestUpdate_ContextEnds(t *testing.T) {
 	ctx, cancel = context.WithCancel(t.Context())
 	holder := begin(t, pool, "")
 	calls = 0
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() {
 		defer close(done)
 		_, err := accounts.Update(ctx, pool, 1, func(a account) (account, error) {
@@ -468,9 +468,9 @@ func TestUpdate_ContextEnds(t *testing.T) {
 		})
 		done <- err
 	}()
-	waitBlocked(t, pool, holder)
+	waitBlocked(t, pool, holder, done)
 	cancel()
-	err = <-done
+	err = receive(t, done)
 	want(t, err, context.Canceled)
 	if errors.Is(err, optimistic.ErrUnknownCommit) {
 		t.Errorf("nothing was written: %v", err)
@@ -489,7 +489,7 @@ func TestUpdate_UnknownCommitUnderLock(t *testing.T) {
 	holder := begin(t, other, "")
 	exec(t, holder, `SELECT pg_advisory_xact_lock(1)`)
 	calls := 0
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() {
 		defer close(done)
 		_, err := accounts.Update(t.Context(), pool, 1, bumpTwice(t, other, &calls, func(a account) (account, error) {
@@ -498,10 +498,10 @@ func TestUpdate_UnknownCommitUnderLock(t *testing.T) {
 		}))
 		done <- err
 	}()
-	waitBlocked(t, other, holder) // in COMMIT
+	waitBlocked(t, other, holder, done) // in COMMIT
 	w.cut.Store(true)
 	commit(t, holder)
-	want(t, <-done, optimistic.ErrUnknownCommit)
+	want(t, receive(t, done), optimistic.ErrUnknownCommit)
 	if is := stored(t, other, 1); is.Value.Balance != 0 || calls != 3 {
 		t.Errorf("after %d calls there is %+v", calls, is)
 	}

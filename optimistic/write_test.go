@@ -149,17 +149,29 @@ func TestCompareAndSet_O04_Increment(t *testing.T) {
 	pool := newPool(t, createAccounts)
 	for version := int64(1); version < 20; version++ {
 		var row optimistic.Versioned[account]
+		var outcomes []optimistic.Outcome[account]
 		var err error
-		if version%2 == 0 {
+		switch version % 4 {
+		case 0:
 			row, err = accounts.CompareAndSet(t.Context(), pool, 1, version, account{Balance: version})
-		} else {
+		case 1:
 			row, err = accounts.Update(t.Context(), pool, 1, deposit(1))
+		case 2:
+			row, err = accounts.Touch(t.Context(), pool, 1, version)
+		case 3:
+			outcomes, err = accounts.CompareAndSetMany(t.Context(), pool, []change{{1, version, account{Balance: version}}})
+			row = outcomes[0].Row
 		}
 		want(t, err, nil)
 		if is := stored(t, pool, 1); is.Version != version+1 || is != row {
 			t.Fatalf("returned %+v, there is %+v, want version %d", row, is, version+1)
 		}
 	}
+	// The control: who doesn't count goes unnoticed.
+	seen := stored(t, pool, 2)
+	exec(t, pool, `UPDATE accounts SET balance = 1 WHERE id = 2`)
+	_, err := accounts.CompareAndSet(t.Context(), pool, 2, seen.Version, seen.Value)
+	want(t, err, nil)
 }
 
 // A trigger that puts the old number back leaves nothing to compare.
@@ -229,7 +241,8 @@ func TestCompareAndSet_O08_GoneIsNotFound(t *testing.T) {
 	}
 }
 
-// A loads, B deletes, A saves: nothing comes back to life.
+// A loads, B deletes, A saves: nothing comes back to life, as it does with an
+// upsert, the control.
 func TestCompareAndSet_O11_NoResurrection(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, createAccounts)
@@ -244,8 +257,17 @@ func TestCompareAndSet_O11_NoResurrection(t *testing.T) {
 		_, err = accounts.CompareAndSet(t.Context(), pool, 1, never, loaded.Value)
 		want(t, err, optimistic.ErrNotFound)
 	}
-	if n := query[int64](t, pool, `SELECT count(*) FROM accounts WHERE id = 1`); n != 0 {
+	outcomes, err := accounts.CompareAndSetMany(t.Context(), pool, []change{{1, loaded.Version, loaded.Value}})
+	want(t, err, optimistic.ErrNotFound)
+	wantOutcomes(t, outcomes, optimistic.ErrNotFound)
+	back := func() bool { return query[bool](t, pool, `SELECT EXISTS (SELECT FROM accounts WHERE id = 1)`) }
+	if back() {
 		t.Error("the row is back")
+	}
+	exec(t, pool, `INSERT INTO accounts AS a VALUES (1, $1, 1)
+		ON CONFLICT (id) DO UPDATE SET balance = $1, version = a.version + 1 WHERE a.version = $2`, loaded.Value.Balance, loaded.Version)
+	if !back() {
+		t.Error("control: the upsert brought nothing back")
 	}
 }
 
@@ -420,16 +442,16 @@ func TestWrite_Terminated(t *testing.T) {
 	pool := newPool(t, createAccounts)
 	tx := begin(t, pool, "")
 	exec(t, tx, `SELECT FROM accounts WHERE id = 1 FOR UPDATE`)
-	done := make(chan error)
+	done := make(chan error, 1)
 	go func() {
 		defer close(done)
 		_, err := accounts.CompareAndSet(t.Context(), pool, 1, 1, account{})
 		done <- err
 	}()
-	waitBlocked(t, pool, tx)
+	waitBlocked(t, pool, tx, done)
 	exec(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 		WHERE $1::int = ANY (pg_blocking_pids(pid))`, tx.Conn().PgConn().PID())
-	err := <-done
+	err := receive(t, done)
 	want(t, err, optimistic.ErrUnknownCommit)
 	wantState(t, err, "57P01")
 }
@@ -477,11 +499,11 @@ func TestCompareAndSet_DefaultIsolation(t *testing.T) {
 		} {
 			tx := begin(t, pool, "")
 			bump(t, tx, 1)
-			done := make(chan error)
+			done := make(chan error, 1)
 			go func() { done <- c.do() }()
-			waitBlocked(t, pool, tx)
+			waitBlocked(t, pool, tx, done)
 			commit(t, tx)
-			if err := <-done; !errors.Is(err, optimistic.ErrConflict) {
+			if err := receive(t, done); !errors.Is(err, optimistic.ErrConflict) {
 				t.Errorf("%s at %s: %v", c.name, level, err)
 			}
 		}

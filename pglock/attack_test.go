@@ -29,7 +29,8 @@ type fort struct {
 	spells *strings.Replacer
 }
 
-// tables of the fort; the digest is of those that are protected.
+// tables of the fort; the digest is of those that are protected, and of the
+// ledger, which is fenced. To surrender is to protect and to fence no longer.
 const (
 	fortTables = `
 		CREATE TABLE accounts (id int PRIMARY KEY, balance int);
@@ -44,7 +45,12 @@ const (
 		CREATE TABLE parts_2 PARTITION OF parts FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (id);
 		CREATE TABLE parts_2_1 PARTITION OF parts_2 FOR VALUES FROM (10) TO (15);
 		INSERT INTO parts VALUES (1, 1), (11, 1);
-		SELECT pglock.protect(t, 'accounts/%') FROM unnest('{accounts,children,parts}'::regclass[]) t;
+		CREATE TABLE kin (id int, n int);
+		CREATE TABLE ledger (entry text);
+		SELECT pglock.fence('ledger', 5);
+		SELECT pglock.protect(t, 'accounts/%') FROM unnest('{accounts,children,parts,kin}'::regclass[]) t;
+		CREATE TABLE kin_child () INHERITS (kin);
+		INSERT INTO kin_child VALUES (1, 1);
 		CREATE TABLE parts_late (id int PRIMARY KEY, n int);
 		INSERT INTO parts_late VALUES (21, 1);
 		ALTER TABLE parts ATTACH PARTITION parts_late FOR VALUES FROM (20) TO (30);
@@ -52,8 +58,10 @@ const (
 	fortDigest = `SELECT md5(concat(
 		(SELECT string_agg(t::text, ',' ORDER BY id) FROM accounts t), '/',
 		(SELECT string_agg(t::text, ',' ORDER BY id) FROM children t), '/',
-		(SELECT string_agg(t::text, ',' ORDER BY id) FROM parts t)))`
-	surrender = `SELECT pglock.unprotect(t) FROM unnest('{accounts,children,parts}'::regclass[]) t`
+		(SELECT string_agg(t::text, ',' ORDER BY id) FROM parts t), '/',
+		(SELECT string_agg(t::text, ',' ORDER BY id) FROM kin t), '/',
+		(SELECT string_agg(t::text, ',') FROM ledger t)))`
+	surrender = `SELECT pglock.unprotect(t) FROM unnest('{accounts,children,parts,kin}'::regclass[]) t; SELECT pglock.reset_fence('ledger', 1)`
 )
 
 // appGrants are those of the README, for the role.
@@ -207,6 +215,23 @@ func unseen(a attack) attack {
 	return a
 }
 
+// rightful is what the holder does, before and after all attacks: nobody has
+// locked it out.
+var rightful = []string{`SELECT pglock.guard('accounts/mine', {mine})`, `SELECT pglock.present('accounts/mine', {mine})`,
+	`SELECT pglock.fence('ledger', 5)`, `UPDATE accounts SET balance = balance`}
+
+// everywhere calls try for each path and level, with -short at READ COMMITTED.
+func everywhere(try func(p path, level pgx.TxIsoLevel)) {
+	for _, p := range paths {
+		for i, level := range levels {
+			if testing.Short() && i > 0 {
+				continue
+			}
+			try(p, level)
+		}
+	}
+}
+
 // storm tries each attack on each path, and shows by leaving the tables
 // unprotected that it would have seen them succeed.
 func storm(t *testing.T, attacks []attack) {
@@ -214,38 +239,41 @@ func storm(t *testing.T, attacks []attack) {
 	before := one[string](t, f.owner, fortDigest)
 	version := one[int32](t, f.owner, `SELECT current_setting('server_version_num')::int`)
 	attacks = slices.DeleteFunc(slices.Clone(attacks), func(a attack) bool { return int(version) < a.since })
-	attempt := func(a attack) []string {
-		sql := make([]string, len(a.sql))
-		for i, s := range a.sql {
+	attempt := func(statements []string) []string {
+		sql := make([]string, len(statements))
+		for i, s := range statements {
 			sql[i] = f.spells.Replace(s)
 		}
 		return sql
 	}
 	t.Run("protected", func(t *testing.T) {
 		for _, a := range attacks {
-			for _, p := range paths {
-				for i, level := range levels {
-					if i > 0 && (p.name == "psql" || testing.Short()) {
-						continue
+			everywhere(func(p path, level pgx.TxIsoLevel) {
+				t.Run(a.name+"/"+p.name+"/"+string(level), func(t *testing.T) {
+					t.Parallel()
+					state := p.run(f, t, level, attempt(a.sql))
+					if state != a.want && !(a.unseen && level != pgx.ReadCommitted && state == "40001") {
+						t.Errorf("SQLSTATE %q, want %q", state, a.want)
 					}
-					t.Run(a.name+"/"+p.name+"/"+string(level), func(t *testing.T) {
-						t.Parallel()
-						if state := p.run(f, t, level, attempt(a)); state != a.want && !(a.unseen && i > 0 && state == "40001") {
-							t.Errorf("SQLSTATE %q, want %q", state, a.want)
-						}
-					})
-				}
-			}
+				})
+			})
 		}
 	})
 	if after := one[string](t, f.owner, fortDigest); after != before {
 		t.Error("something was changed")
 	}
+	everywhere(func(p path, level pgx.TxIsoLevel) {
+		t.Run("rightful/"+p.name+"/"+string(level), func(t *testing.T) {
+			if state := p.run(f, t, level, attempt(rightful)); state != "" {
+				t.Errorf("SQLSTATE %s", state)
+			}
+		})
+	})
 	exec(t, f.owner, surrender)
 	app := pgtest.PoolOn(t, f.dsn)
 	for _, a := range attacks {
 		t.Run("unprotected/"+a.name, func(t *testing.T) {
-			sql := attempt(a)
+			sql := attempt(a.sql)
 			inTx(t, app, pgx.ReadCommitted, func(tx pgx.Tx) {
 				for _, sql := range sql {
 					if err := write(t.Context(), tx, sql); a.always && sqlState(err) == a.want && err != nil {

@@ -5,7 +5,10 @@ package pglock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -112,5 +115,66 @@ func TestLease_L45_KilledHolder(t *testing.T) {
 	exec(t, pool, `SELECT pglock.acquire('{for ever}', '100 ms'); UPDATE pglock.leases SET expires_at = now() + interval '1 year' WHERE name = 'for ever'`)
 	if _, err := next.TryAcquire(t.Context(), "for ever", ttl); !errors.Is(err, pglock.ErrLocked) {
 		t.Errorf("a try on a lease without an expiry said %v: this test shows nothing", err)
+	}
+}
+
+// Whoever waits for the lease of a process that is killed is granted it at the
+// expiry, and has sent no more than its heartbeats until then (L7, L08). Times
+// are the database's own.
+func TestLease_L7_TakeoverAfterAKill(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.DSN(t)
+	pool := roomy(t, pgtest.PoolOn(t, dsn), 20)
+	ttl := pgtest.Lasting(5*time.Second, 2*time.Second, 2*time.Second)
+	runs, lanes := pgtest.Lasting(50, 5, 2), 5
+	late := make([]time.Duration, runs)
+	statements := make([]int, runs) // that a waiter sent
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range lanes {
+		wg.Go(func() {
+			for run := int(next.Add(1)) - 1; run < runs; run = int(next.Add(1)) - 1 {
+				name := fmt.Sprint("killed/", run)
+				child := spawn(t, dsn)
+				if report := child.ask(order{Name: name, TTL: ttl, Steps: []string{"acquire"}}); report.Fates[0] != "ok" {
+					t.Error(report.Fates)
+					return
+				}
+				told := &renewals{}
+				waiter := newClient(t, pool, pglock.WithObserver(told))
+				granted := make(chan *pglock.Lease, 1)
+				go func() {
+					l, _ := waiter.Acquire(t.Context(), name, ttl)
+					granted <- l
+				}()
+				waiting(t, pool, name, 1)
+				began, _, _ := told.counts()
+				if err := child.cmd.Process.Kill(); err != nil {
+					t.Error(err)
+					return
+				}
+				until(t, pool, "the sessions of the dead end", `SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = $1)`,
+					childName(child.cmd.Process.Pid))
+				expires := one[time.Time](t, pool, `SELECT expires_at FROM pglock.leases WHERE name = $1`, name)
+				l := <-granted
+				if l == nil {
+					t.Errorf("%s was not granted", name)
+					return
+				}
+				late[run] = one[time.Time](t, pool, `SELECT acquired_at FROM pglock.leases WHERE name = $1 AND token = $2`, name, l.Token()).Sub(expires)
+				ended, _, _ := told.counts()
+				statements[run] = ended - began
+			}
+		})
+	}
+	wg.Wait()
+	slices.Sort(late)
+	t.Logf("%d holders killed, TTL %v: granted %v to %v after the expiry, median %v; statements of a waiter: %d at most",
+		runs, ttl, late[0], late[runs-1], late[runs/2], slices.Max(statements))
+	if late[0] < 0 || late[runs-1] > 10*50*time.Millisecond {
+		t.Errorf("granted %v to %v after the expiry", late[0], late[runs-1])
+	}
+	if most := slices.Max(statements); most > 5 {
+		t.Errorf("a waiter sent %d statements in one TTL, want no more than its heartbeats", most)
 	}
 }

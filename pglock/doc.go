@@ -133,7 +133,9 @@
 // that does so in a transaction of yours; [Explain] turns the refusal into an
 // error of this package. The table is tied to names, not each row to its lease,
 // and the table's owner, a superuser, a role with the privilege TRIGGER on it and
-// session_replication_role = replica can get around it.
+// session_replication_role = replica can get around it. So what logical
+// replication applies is not refused, whether or not the subscriber's table is
+// protected; those who write there present leases of the subscriber's own.
 //
 // # Failover
 //

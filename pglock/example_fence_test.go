@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"slices"
-	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,32 +14,13 @@ import (
 	"github.com/pawl-go/pawl/pglock"
 )
 
-// exampleT is a testing.TB for Examples, which get none.
-type exampleT struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (*exampleT) Name() string              { return "Example" }
-func (*exampleT) Helper()                   {}
-func (*exampleT) Failed() bool              { return false }
-func (*exampleT) Context() context.Context  { return context.Background() }
-func (*exampleT) Error(args ...any)         { log.Print(args...) }
-func (*exampleT) Fatal(args ...any)         { log.Panic(args...) }
-func (*exampleT) Fatalf(f string, a ...any) { log.Panicf(f, a...) }
-func (e *exampleT) Cleanup(f func())        { e.cleanups = append(e.cleanups, f) }
-
 // examplePool is a pool on a database with an account, and what ends it.
 func examplePool() (*pgxpool.Pool, func()) {
-	t := &exampleT{}
+	t, done := pgtest.Example()
 	pool := pgtest.Pool(t)
 	exec(t, pool, `CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL)`)
 	exec(t, pool, `INSERT INTO accounts VALUES (42, 100)`)
-	return pool, func() {
-		for _, f := range slices.Backward(t.cleanups) {
-			f()
-		}
-	}
+	return pool, done
 }
 
 // One holder at a time, across machines, for as long as fn runs.

@@ -149,7 +149,7 @@ func TestFault_L12_ALateGrantIsNone(t *testing.T) {
 }
 
 // Sessions that the server ends cost a second try and no lease (L5, L27).
-func TestFault_L05_KilledBackends(t *testing.T) {
+func TestFault_L05_L27_KilledBackends(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.DSN(t)
 	direct, mine := pgtest.PoolOn(t, dsn), named(t, dsn, "killed")

@@ -21,7 +21,19 @@ import (
 // believes any token from any role that may execute it: one call with a huge
 // number shuts the resource out until an administrator sets it back
 // (pglock.list_fences and pglock.reset_fence, which application roles are not
-// granted). For a lease of this database Guard and InTx are stronger: they
+// granted). Where the service's numbers begin again lower, as those of an etcd
+// that was restored or of a Redis that lost its counter, the rightful holder is
+// refused too: one that acquires anew gets ErrFenced again, with the same
+// Highest, above all that the service now gives. (Where the resource is named
+// after a lease of this database, and the token refused is the one held, the
+// error is the server's "token regression", SQLSTATE PW003, and no ErrFenced.)
+// Once no holder of before can
+// still write, an administrator sets the resources back to the highest token of
+// the new count:
+//
+//	SELECT pglock.reset_fence(resource, 3) FROM pglock.list_fences() WHERE resource LIKE 'accounts/%'
+//
+// For a lease of this database Guard and InTx are stronger: they
 // believe only the lease row, and refuse a stale holder before the next one has
 // written. Fence also lowers idle_in_transaction_session_timeout for this
 // transaction to 30 s, unless SetHoldTimeout was called before. One statement:

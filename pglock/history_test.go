@@ -3,7 +3,6 @@ package pglock_test
 import (
 	"context"
 	"math/rand/v2"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,18 +15,6 @@ import (
 	"github.com/pawl-go/pawl/internal/pgtest"
 	"github.com/pawl-go/pawl/pglock"
 )
-
-// lasting chooses what decides how long a test runs: full with PGLOCK_LONG=1,
-// as long as the guarantee is stated for, else some seconds, or less.
-func lasting[T any](full, some, short T) T {
-	switch {
-	case os.Getenv("PGLOCK_LONG") == "1":
-		return full
-	case testing.Short():
-		return short
-	}
-	return some
-}
 
 // history is a test's record of what its clients asked and were told.
 type history struct {
@@ -206,7 +193,7 @@ func (h *history) complete() []call {
 func TestHistory(t *testing.T) {
 	t.Parallel()
 	h := newHistory(t, nil)
-	lasts := lasting(time.Minute, 3*time.Second, 2*time.Second)
+	lasts := pgtest.Lasting(time.Minute, 3*time.Second, 2*time.Second)
 	want := int(2000 * lasts / time.Minute)
 	h.run(10, lasts, want, 20, (*player).play)
 	calls := h.complete()

@@ -56,6 +56,41 @@ func TestLeases_AndWaiters(t *testing.T) {
 	}
 }
 
+// Whatever only shows something takes no row lock: it works in a transaction
+// that may take none, and beside one that has locked every row.
+func TestLeases_R04_TakeNoRowLocks(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := newClient(t, pool)
+	l := acquire(t, c, "a", time.Hour)
+	accept(t, pool, "r", 5)
+	exec(t, pool, `CREATE TABLE accounts (id int); SELECT pglock.protect('accounts', '%')`)
+	exec(t, pool, `SELECT pglock.enqueue('a', '1 h', gen_random_uuid(), 'nobody listens')`)
+	locker := newConn(t, pool)
+	exec(t, locker, `BEGIN; SELECT FROM pglock.leases FOR UPDATE; SELECT FROM pglock.waiters FOR UPDATE; SELECT FROM pglock.fences FOR UPDATE`)
+	reader := newConn(t, pool)
+	exec(t, reader, `SET default_transaction_read_only = on; SET lock_timeout = '10 s'`)
+	for _, sql := range []string{
+		`SELECT count(*) FROM pglock.list_leases()`, `SELECT count(*) FROM pglock.list_waiters()`, `SELECT count(*) FROM pglock.list_fences()`,
+		`SELECT count(*) FROM pglock.protected_tables`, `SELECT count(pglock.schema_version())`,
+	} {
+		if n := one[int64](t, reader, sql); n != 1 {
+			t.Errorf("%s: %d, want 1", sql, n)
+		}
+	}
+	for _, sql := range []string{`SELECT pglock.guard('a', $1)`, `SELECT pglock.fence('r', $1 * 0 + 5)`} {
+		if _, err := reader.Exec(t.Context(), sql, int64(l.Token())); sqlState(err) != "25006" {
+			t.Errorf("%s, which locks a row: %v: this test shows nothing", sql, err)
+		}
+	}
+	if infos, err := c.Leases(t.Context()); err != nil || len(infos) != 1 {
+		t.Errorf("Leases beside locked rows: %v, %v", infos, err)
+	}
+	if infos, err := c.Waiters(t.Context()); err != nil || len(infos) != 1 {
+		t.Errorf("Waiters beside locked rows: %v, %v", infos, err)
+	}
+}
+
 // The holder's guard fails at once, its lease ends with its next renewal, and
 // the next token is higher.
 func TestForceRelease(t *testing.T) {

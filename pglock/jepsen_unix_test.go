@@ -131,9 +131,9 @@ func (s *society) end(t *testing.T) (added, refused int, lost []int) {
 // Without a check at the resource elements are lost; with Fence or InTx none.
 func TestLease_SetOfPausedProcesses(t *testing.T) {
 	t.Parallel()
-	ttl := lasting(2*time.Second, 300*time.Millisecond, 300*time.Millisecond)
+	ttl := pgtest.Lasting(2*time.Second, 300*time.Millisecond, 300*time.Millisecond)
 	every := ttl * 5 / 2
-	lasts := every * lasting[time.Duration](24, 6, 4)
+	lasts := every * pgtest.Lasting[time.Duration](24, 6, 4)
 	var wg sync.WaitGroup
 	for write, safe := range map[string]bool{"unchecked": false, "after Fence": true, "in InTx": true} {
 		wg.Go(func() {

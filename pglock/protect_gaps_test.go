@@ -65,6 +65,16 @@ func TestProtect_View(t *testing.T) {
 	odd.Gaps = []string{"child"}
 	show("inherited since", odd, protected{"parts", "parts/%", true, none})
 
+	exec(t, pool, `DROP TABLE child; CREATE TABLE parent (id int); ALTER TABLE "odd ""name" INHERIT parent`)
+	odd.Gaps = []string{"parent"}
+	show("put under a parent since", odd, protected{"parts", "parts/%", true, none})
+	exec(t, pool, `INSERT INTO parent VALUES (1); UPDATE parent SET id = 2; ALTER TABLE "odd ""name" NO INHERIT parent`)
+	odd.Gaps = none
+	exec(t, pool, `CREATE TABLE root (id int) PARTITION BY LIST (id); ALTER TABLE root ATTACH PARTITION "odd ""name" DEFAULT`)
+	odd.Gaps = []string{"root"}
+	show("attached since", odd, protected{"parts", "parts/%", true, none})
+	exec(t, pool, `INSERT INTO root VALUES (1); ALTER TABLE root DETACH PARTITION "odd ""name"`)
+
 	// A detached partition is a table of its own, and keeps a trigger until
 	// unprotect is told of it.
 	exec(t, pool, `ALTER TABLE parts DETACH PARTITION two; INSERT INTO two VALUES (2); SELECT pglock.unprotect('two'); TRUNCATE two`)

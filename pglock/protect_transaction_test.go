@@ -147,8 +147,19 @@ func TestProtect_PreparedTransaction(t *testing.T) {
 	if n := one[int64](t, pool, `SELECT count(*) FROM pg_prepared_xacts`); n != 0 {
 		t.Errorf("%d refused transactions were prepared", n)
 	}
-	if balance := one[int32](t, pool, `SELECT balance FROM accounts`); balance != 1 {
-		t.Errorf("the balance is %d, want 1", balance)
+	const balance = `SELECT balance FROM accounts`
+	if now := one[int32](t, pool, balance); now != 1 {
+		t.Errorf("the balance is %d, want 1", now)
+	}
+	// The control.
+	exec(t, pool, `SELECT pglock.unprotect('accounts')`)
+	exec(t, conn, `BEGIN`)
+	exec(t, conn, `SELECT set_config('pglock.presented', format('[["accounts/1", %s]]', $1::bigint), true)`, token)
+	exec(t, conn, `UPDATE accounts SET balance = 3`)
+	exec(t, conn, `PREPARE TRANSACTION 'q'`)
+	exec(t, pool, `COMMIT PREPARED 'q'`)
+	if now := one[int32](t, pool, balance); now != 3 {
+		t.Errorf("unprotected, the balance is %d: this test shows nothing", now)
 	}
 }
 
@@ -162,21 +173,25 @@ func TestProtect_ManyPresenters(t *testing.T) {
 	total := scale(1000, 100)
 	errs := make(chan error, total)
 	var all sync.WaitGroup
-	for n := range total {
-		all.Go(func() {
-			errs <- pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-				presented := token + int64(n%2)
-				if n%4 > 1 {
-					if _, err := tx.Exec(t.Context(), `SELECT set_config('pglock.presented', format('[["log", %s]]', $1::bigint), true)`, presented); err != nil {
-						return err
-					}
-				} else if err := pglock.Present(t.Context(), tx, "log", pglock.Token(presented)); err != nil {
-					return err
-				}
-				_, err := tx.Exec(t.Context(), `INSERT INTO log VALUES ($1)`, n)
-				return pglock.Explain(err)
-			})
+	present := func(tx pgx.Tx, n int) error {
+		presented := token + int64(n%2)
+		if n%4 > 1 {
+			_, err := tx.Exec(t.Context(), `SELECT set_config('pglock.presented', format('[["log", %s]]', $1::bigint), true)`, presented)
+			return err
+		}
+		return pglock.Present(t.Context(), tx, "log", pglock.Token(presented))
+	}
+	write := func(n int) error {
+		return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			if err := present(tx, n); err != nil {
+				return err
+			}
+			_, err := tx.Exec(t.Context(), `INSERT INTO log VALUES ($1)`, n)
+			return pglock.Explain(err)
 		})
+	}
+	for n := range total {
+		all.Go(func() { errs <- write(n) })
 	}
 	all.Wait()
 	close(errs)
@@ -191,8 +206,14 @@ func TestProtect_ManyPresenters(t *testing.T) {
 	if written := one[int64](t, pool, `SELECT count(*) FROM log WHERE n % 2 = 0`); refused != total/2 || written != int64(total/2) {
 		t.Errorf("%d were refused and %d written, want %d each", refused, written, total/2)
 	}
-	if odd := one[int64](t, pool, `SELECT count(*) FROM log WHERE n % 2 = 1`); odd != 0 {
-		t.Errorf("%d were written by a forged token", odd)
+	const forged = `SELECT count(*) FROM log WHERE n % 2 = 1`
+	if n := one[int64](t, pool, forged); n != 0 {
+		t.Errorf("%d were written by a forged token", n)
+	}
+	// The control: unprotected, who forges the setting gets through.
+	exec(t, pool, `SELECT pglock.unprotect('log')`)
+	if err := write(3); err != nil || one[int64](t, pool, forged) != 1 {
+		t.Errorf("unprotected, a forged token is refused (%v): this test shows nothing", err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -63,6 +64,54 @@ func TestLease_L8_GrantedInTheOrderOfTheTickets(t *testing.T) {
 		t.Errorf("%d grants, %d not above the one before", grants, inverted)
 	}
 	waiting(t, pool, "line", 0)
+}
+
+// The same over many hand-offs, of 16 clients that come back at once: the
+// database records the ticket of each grant.
+func TestLease_L8_ManyHandOffs(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	audit(t, pool, false)
+	exec(t, pool, `ALTER TABLE grants ADD ticket bigint;
+		CREATE TABLE tickets (ticket bigint PRIMARY KEY, claim uuid);
+		CREATE FUNCTION note_ticket() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN INSERT INTO public.tickets VALUES (NEW.ticket, NEW.claim); RETURN NULL; END $$;
+		CREATE TRIGGER note_ticket AFTER INSERT ON pglock.waiters FOR EACH ROW EXECUTE FUNCTION note_ticket();
+		CREATE OR REPLACE FUNCTION note_grant() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			INSERT INTO public.grants (name, token, ticket)
+			VALUES (NEW.name, NEW.token, (SELECT t.ticket FROM public.tickets t WHERE t.claim = NEW.claim));
+			RETURN NULL;
+		END $$`)
+	var left atomic.Int64
+	left.Store(pgtest.Lasting[int64](10_000, 2_000, 300))
+	var wg sync.WaitGroup
+	for range 16 {
+		c := newClient(t, pool)
+		wg.Go(func() {
+			for left.Add(-1) >= 0 {
+				l, err := c.Acquire(t.Context(), "line", time.Minute)
+				if err == nil {
+					err = l.Release(t.Context())
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	handed := one[int64](t, pool, `SELECT count(ticket) FROM grants`)
+	overtaken := one[int64](t, pool, `SELECT count(*) FROM (SELECT ticket < lag(ticket) OVER (ORDER BY nth) AS back FROM grants WHERE ticket IS NOT NULL) g WHERE back`)
+	grants, inverted := inversions(t, pool)
+	t.Logf("%d grants, %d of them handed on: %d before a lower ticket, %d with a token not above the one before", grants, handed, overtaken, inverted)
+	if overtaken != 0 || inverted != 0 {
+		t.Errorf("%d grants before a lower ticket, %d with a token not above the one before", overtaken, inverted)
+	}
+	if handed < grants/2 {
+		t.Errorf("%d of %d grants were handed on: this test shows little", handed, grants)
+	}
 }
 
 // A try on a free lease for which somebody waits hands it to the head of the

@@ -72,7 +72,7 @@ func TestRoles_Refused(t *testing.T) {
 	f := newFort(t)
 	before := one[string](t, f.owner, fortDigest)
 	leases := one[string](t, f.owner, `SELECT string_agg(l::text, ',') FROM pglock.leases l`)
-	for _, tt := range []struct{ name, sql, want string }{
+	refusals := []struct{ name, sql, want string }{
 		{"disable a trigger", `ALTER TABLE accounts DISABLE TRIGGER pglock_protect`, "42501"},
 		{"disable all triggers", `ALTER TABLE accounts DISABLE TRIGGER ALL`, "42501"},
 		{"disable a partition's trigger", `ALTER TABLE parts_1 DISABLE TRIGGER pglock_protect_row`, "42501"},
@@ -103,17 +103,18 @@ func TestRoles_Refused(t *testing.T) {
 		{"purge", `SELECT pglock.purge('0')`, "42501"},
 		{"release by force", `SELECT pglock.force_release('accounts/theirs', {theirs})`, "42501"},
 		{"look at fences", `SELECT pglock.list_fences()`, "42501"},
-		{"reset a fence", `SELECT pglock.reset_fence('r')`, "42501"},
+		{"reset a fence", `SELECT pglock.reset_fence('ledger')`, "42501"},
 		{"fence with nothing", `SELECT pglock.fence('r', NULL)`, "22023"},
 		{"fence below the first", `SELECT pglock.fence('r', 0)`, "22023"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			for _, p := range paths[:2] {
-				if state := p.run(f, t, pgx.ReadCommitted, []string{f.spells.Replace(tt.sql)}); state != tt.want {
-					t.Errorf("by %s: SQLSTATE %q, want %q", p.name, state, tt.want)
+	}
+	for _, tt := range refusals {
+		everywhere(func(p path, level pgx.TxIsoLevel) {
+			t.Run(tt.name+"/"+p.name+"/"+string(level), func(t *testing.T) {
+				t.Parallel()
+				if state := p.run(f, t, level, []string{f.spells.Replace(tt.sql)}); state != tt.want {
+					t.Errorf("SQLSTATE %q, want %q", state, tt.want)
 				}
-			}
+			})
 		})
 	}
 	// What is answered, and of no use.
@@ -136,7 +137,53 @@ func TestRoles_Refused(t *testing.T) {
 		if now := one[string](t, f.owner, `SELECT string_agg(l::text, ',') FROM pglock.leases l`); now != leases {
 			t.Errorf("the leases are now\n%s, and were\n%s", now, leases)
 		}
+		// The control: whom PostgreSQL lets do all this can.
+		for _, tt := range refusals {
+			inTx(t, f.owner, pgx.ReadCommitted, func(tx pgx.Tx) {
+				if _, err := tx.Exec(context.Background(), f.spells.Replace(tt.sql)); tt.want == "42501" && err != nil {
+					t.Errorf("%s, by the owner: %v: this test shows nothing", tt.name, err)
+				}
+			})
+		}
 	})
+}
+
+// A role that has learnt another's claims can neither take its ticket back nor
+// keep it alive, and doesn't see its metadata. The other role can.
+func TestRoles_AnothersClaims(t *testing.T) {
+	t.Parallel()
+	f := newFort(t)
+	app := newConn(t, pgtest.PoolOn(t, f.dsn))
+	exec(t, f.owner, `SELECT pglock.acquire('{secret}', '1 h', metadata => '{"password": "x"}')`)
+	claim := newUUID()
+	exec(t, f.owner, `SELECT pglock.enqueue('secret', '1 h', $1, 'nobody listens')`, claim)
+	const (
+		expiry   = `SELECT expires_at::text FROM pglock.list_waiters()`
+		metadata = `SELECT metadata IS NOT NULL FROM pglock.list_leases('secret')`
+		refresh  = `SELECT state FROM pglock.refresh('{secret}', ARRAY[$1::uuid])`
+		cancel   = `SELECT pglock.cancel('secret', $1)`
+	)
+	before := one[string](t, f.owner, expiry)
+	held := one[[16]byte](t, f.owner, `SELECT claim FROM pglock.leases WHERE name = 'secret'`)
+	if state := one[string](t, app, refresh, claim); state != "gone" {
+		t.Errorf("refresh of another's ticket says %s", state)
+	}
+	exec(t, app, cancel, claim)
+	exec(t, app, cancel, held)
+	if after := one[string](t, f.owner, expiry); after != before {
+		t.Errorf("the ticket ran until %s, and now until %s", before, after)
+	}
+	if one[bool](t, app, metadata) {
+		t.Error("another's metadata is shown")
+	}
+	if !one[bool](t, f.owner, metadata) || one[string](t, f.owner, refresh, claim) != "waiting" || one[string](t, f.owner, expiry) == before {
+		t.Error("its own role can't either: this test shows nothing")
+	}
+	exec(t, f.owner, cancel, claim)
+	exec(t, f.owner, cancel, held)
+	if n := one[int64](t, f.owner, `SELECT count(*) FROM pglock.list_waiters()`) + one[int64](t, f.owner, `SELECT count(*) FROM pglock.list_leases('secret')`); n != 0 {
+		t.Error("its own role can't take them back: this test shows nothing")
+	}
 }
 
 // The privilege TRIGGER is enough to replace a trigger: protect refuses, and
@@ -172,7 +219,7 @@ func TestRoles_ResetFence(t *testing.T) {
 	}
 	list := func(want ...row) {
 		t.Helper()
-		rows, err := f.owner.Query(t.Context(), `SELECT * FROM pglock.list_fences()`)
+		rows, err := f.owner.Query(t.Context(), `SELECT * FROM pglock.list_fences() WHERE resource <> 'ledger'`)
 		if err != nil {
 			t.Fatal(err)
 		}

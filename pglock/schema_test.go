@@ -30,7 +30,7 @@ func TestNoSchema(t *testing.T) {
 		{"no schema", pgtest.EmptyDSN, `SELECT`, []string{"pglock migrate up"}},
 		{"an empty schema", pgtest.EmptyDSN, `CREATE SCHEMA pglock`, []string{"pglock migrate up"}},
 		{"an older version", pgtest.DSN, `DELETE FROM pglock.goose_db_version WHERE version_id > 1`,
-			[]string{"pglock migrate up", "at version 1", "needs "}},
+			[]string{"pglock migrate up", "at version 1, and this package needs "}},
 		{"a newer version", pgtest.DSN, `INSERT INTO pglock.goose_db_version (version_id, is_applied) VALUES (9000, true)`, nil},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
@@ -66,6 +66,28 @@ func TestNoSchema(t *testing.T) {
 				t.Errorf("Fence says %v, want ErrNoSchema", err)
 			}
 		})
+	})
+	// Functions that run in the caller's transaction ask for no version: what an
+	// older schema lacks is named.
+	t.Run("an older schema, in a transaction", func(t *testing.T) {
+		t.Parallel()
+		pool := pgtest.Pool(t)
+		l := acquire(t, newClient(t, pool), "n", time.Minute)
+		for name, call := range map[string]func(pgx.Tx) error{
+			"fence":   func(tx pgx.Tx) error { return pglock.Fence(t.Context(), tx, "r", 1) },
+			"present": func(tx pgx.Tx) error { return pglock.Present(t.Context(), tx, "n", l.Token()) },
+			"guard":   func(tx pgx.Tx) error { return l.Guard(t.Context(), tx) },
+		} {
+			inTx(t, pool, pgx.ReadCommitted, func(tx pgx.Tx) {
+				if err := call(tx); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				exec(t, tx, `DROP FUNCTION pglock.`+name)
+				if err := call(tx); !errors.Is(err, pglock.ErrNoSchema) || errors.Is(err, pglock.ErrLost) || !strings.Contains(err.Error(), name) {
+					t.Errorf("without the function %s: %v, want ErrNoSchema", name, err)
+				}
+			})
+		}
 	})
 	// The client that was refused works as soon as the schema is there.
 	t.Run("applied later", func(t *testing.T) {

@@ -160,7 +160,7 @@ func TestLease_Vanishing(t *testing.T) {
 			if mutant {
 				exec(t, v.pool, takeBesideGuards)
 			}
-			v.end = time.Now().Add(lasting(14*time.Second, 3*time.Second, 2*time.Second))
+			v.end = time.Now().Add(pgtest.Lasting(14*time.Second, 3*time.Second, 2*time.Second))
 			var wg sync.WaitGroup
 			for i := range 10 {
 				wg.Go(func() {

@@ -50,6 +50,11 @@ func addLine(ctx context.Context, url, line string, looking bool, fetched func()
 			tag = "*"
 		}
 		err = put(ctx, url, p, "If-Match", tag)
+		for !looking && errors.Is(err, errChanged) {
+			// The page changed while the server itself looked. Who doesn't look
+			// puts the same once more.
+			err = put(ctx, url, p, "If-Match", tag)
+		}
 		if !errors.Is(err, errChanged) {
 			return err
 		}

@@ -15,7 +15,7 @@ type event struct {
 	Token    pglock.Token  `json:"token,omitempty"`    // the actor's, or the one that expires
 	Accepted pglock.Token  `json:"accepted,omitempty"` // refused: what the account accepted before
 	Holder   string        `json:"holder,omitempty"`   // held: who has it
-	Left     time.Duration `json:"left,omitempty"`     // held: for how long, by the database's clock
+	Left     time.Duration `json:"left_ns,omitempty"`  // held: for how long, by the database's clock
 	Read     int64         `json:"read,omitempty"`
 	Written  int64         `json:"written,omitempty"` // refused: what would have been
 	Fenced   bool          `json:"fenced,omitempty"`  // the token was presented with it

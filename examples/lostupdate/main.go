@@ -9,6 +9,8 @@
 //
 //	go run ./examples/lostupdate
 //
+//	go run ./examples/lostupdate -html timeline.html   # and draws what happened
+//
 // It starts a PostgreSQL of its own, or works in a schema of its own in the
 // database that -dsn names. It exits with 0 when every lock kept every
 // withdrawal, the fence refused the stale write and both went wrong without
@@ -24,6 +26,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/pawl-go/pawl/pglock"
 )
@@ -46,6 +49,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "lostupdate: %v (-h lists the flags)\n", err)
 		return 2
 	}
+	files, err := create(o)
+	if err != nil {
+		fmt.Fprintf(stderr, "lostupdate: %v\n", err)
+		return 2
+	}
+	defer files.discard()
 
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -57,7 +66,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	defer cancel(nil)
 
 	out := newReport(o, &sink{stdout, cancel}, stderr)
-	if err := demonstrate(ctx, o, out); err != nil {
+	if err := demonstrate(ctx, o, files, out); err != nil {
 		return 1
 	}
 	return 0
@@ -79,7 +88,7 @@ func (s *sink) Write(p []byte) (int, error) {
 
 // demonstrate runs everything that was asked for. What it returns it has
 // reported.
-func demonstrate(ctx context.Context, o options, out report) error {
+func demonstrate(ctx context.Context, o options, files files, out report) error {
 	out.progress("starting")
 	db, err := open(ctx, o)
 	if err != nil {
@@ -90,6 +99,11 @@ func demonstrate(ctx context.Context, o options, out report) error {
 		err = out.verdict(r)
 	} else {
 		err = fail(ctx, out, err)
+	}
+	if err == nil {
+		if err = files.write(r, out.note); err != nil {
+			err = fail(ctx, out, err)
+		}
 	}
 	if o.keep {
 		out.note(db.kept())
@@ -113,7 +127,7 @@ func fail(ctx context.Context, out report, err error) error {
 }
 
 func perform(ctx context.Context, db *database, o options, out report) (results, error) {
-	r := results{options: o}
+	r := results{options: o, version: db.version, began: time.Now()}
 	locks := pglock.New(db.pool)
 	defer func() { _ = locks.Close(context.WithoutCancel(ctx)) }() // by then every lease is released, or the run was broken off
 	out.begin(db, o)

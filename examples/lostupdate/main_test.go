@@ -69,7 +69,7 @@ func TestJSON(t *testing.T) {
 	}
 	a, b := got[5], got[6]
 	for _, o := range []map[string]any{a, b} {
-		wantKeys(t, o, "story", "tokens", "stale_write_accepted", "balance", "expected")
+		wantKeys(t, o, "story", "tokens", "stale_write_accepted", "balance", "expected", "began", "events")
 		if tokens := o["tokens"].([]any); len(tokens) != 2 || tokens[0].(float64) >= tokens[1].(float64) {
 			t.Errorf("tokens %v don't go up", tokens)
 		}

@@ -19,6 +19,7 @@ type options struct {
 	only         []string // nil: everything
 	json, keep   bool
 	dsn          string // "": a server of the program's own
+	html, svg    string // files, "": none
 }
 
 const (
@@ -48,6 +49,8 @@ func flags(o *options, only *string) *flag.FlagSet {
 	f.StringVar(only, "only", "", "`list` of what to run, with commas: "+strings.Join(names(), ", "))
 	f.BoolVar(&o.json, "json", false, "print one JSON object a line and nothing else")
 	f.StringVar(&o.dsn, "dsn", "", "work in a schema of its own in the database of this `URL` (default: start a PostgreSQL)")
+	f.StringVar(&o.html, "html", "", "also write a page that plays the stories and charts the strategies to this `file`")
+	f.StringVar(&o.svg, "svg", "", "also write a picture of the stories to this `file`")
 	f.BoolVar(&o.keep, "keep", false, "leave the data to be looked at; a server of its own runs on until Ctrl-C")
 	return f
 }
@@ -93,6 +96,14 @@ func parse(args []string) (options, error) {
 	case given["dsn"] && o.dsn == "":
 		return o, errors.New(`-dsn="": give a URL, or leave the flag out to start a PostgreSQL`)
 	}
+	for name, path := range map[string]string{"html": o.html, "svg": o.svg} {
+		if given[name] && (path == "" || path == "-") {
+			return o, fmt.Errorf("-%s=%s: give the name of a file, standard output is for the text", name, path)
+		}
+	}
+	if given["svg"] && o.html == o.svg {
+		return o, fmt.Errorf("-svg=%s: the page is to be written there: give each a file of its own", o.svg)
+	}
 	if o.dsn != "" {
 		if _, err := pgxpool.ParseConfig(o.dsn); err != nil {
 			return o, fmt.Errorf("-dsn: give postgres://user:password@host:5432/database: %w", err)
@@ -108,6 +119,12 @@ func parse(args []string) (options, error) {
 		if !canPause && slices.Contains(stories, name) {
 			return o, fmt.Errorf("-only=%s: %s needs SIGSTOP, which this system doesn't have: choose strategies", only, name)
 		}
+	}
+	if o.svg != "" && !canPause {
+		return o, fmt.Errorf("-svg=%s: the stories need SIGSTOP, which this system doesn't have", o.svg)
+	}
+	if o.svg != "" && !slices.ContainsFunc(stories, o.wants) {
+		return o, fmt.Errorf("-svg=%s: it draws the stories: have -only run %s", o.svg, strings.Join(stories, " or "))
 	}
 	return o, nil
 }

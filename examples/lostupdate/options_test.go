@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"os"
 	"strings"
 	"testing"
 )
@@ -26,6 +27,13 @@ func TestWrongFlags(t *testing.T) {
 		{[]string{"-only="}, []string{`no ""`, "choose from none, row"}},
 		{[]string{"-dsn="}, []string{`-dsn=""`, "leave the flag out"}},
 		{[]string{"-dsn=postgres://h:port/"}, []string{"-dsn: give postgres://", "port"}},
+		{[]string{"-html="}, []string{"-html=", "name of a file"}},
+		{[]string{"-html=-"}, []string{"-html=-", "name of a file"}},
+		{[]string{"-html=nowhere/page.html"}, []string{"-html=nowhere/page.html", "a folder that can be written to", "no such file"}},
+		{[]string{"-html=.."}, []string{"-html=..", "give a file", "not a regular file"}},
+		{[]string{"-svg=" + os.DevNull}, []string{"-svg=" + os.DevNull, "not a regular file"}},
+		{[]string{"-html=nowhere/x", "-svg=nowhere/x"}, []string{"-svg=nowhere/x", "a file of its own"}},
+		{[]string{"-svg=nowhere/x", "-only=row"}, []string{"-svg=nowhere/x", "-only", "unfenced or fenced"}},
 		{[]string{"-fast"}, []string{"-fast", "-h lists the flags"}},
 		{[]string{"row"}, []string{`"row"`, "flags only"}},
 	}
@@ -53,7 +61,7 @@ func TestHelp(t *testing.T) {
 	if code := run(t.Context(), []string{"-h"}, &stdout, &stderr); code != 0 || stderr.Len() > 0 {
 		t.Errorf("exit %d, standard error %q", code, stderr.String())
 	}
-	for _, name := range []string{"workers", "ops", "think", "ttl", "only", "json", "dsn", "keep"} {
+	for _, name := range []string{"workers", "ops", "think", "ttl", "only", "json", "html", "svg", "dsn", "keep"} {
 		if !strings.Contains(stdout.String(), "\n  -"+name) {
 			t.Errorf("no -%s in %s", name, stdout.String())
 		}

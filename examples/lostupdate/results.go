@@ -10,6 +10,8 @@ import (
 // results are all that a run has seen.
 type results struct {
 	options
+	version string // of PostgreSQL
+	began   time.Time
 	tallies []tally
 	tales   []tale
 }
@@ -36,8 +38,8 @@ type tale struct {
 	Expected int64           `json:"expected"` // less every withdrawal that was accepted
 
 	TTL    time.Duration `json:"-"`
-	Began  time.Time     `json:"-"`
-	Events []event       `json:"-"`
+	Began  time.Time     `json:"began"`
+	Events []event       `json:"events"`
 }
 
 // unshown lists what the run was to show and didn't: a lock that lost

@@ -174,13 +174,19 @@ func describe(e event) []string {
 }
 
 func (r *textReport) tale(t tale) {
+	colour := green
+	if t.Balance != t.Expected {
+		colour = red
+	}
+	r.print(r.stdout, "%15s%s", "", r.paint(colour, outcome(t)))
+}
+
+func outcome(t tale) string {
 	text := fmt.Sprintf("balance %d, expected %d", t.Balance, t.Expected)
 	if gone := t.Balance - t.Expected; gone != 0 {
-		text = r.paint(red, fmt.Sprintf("%s: a withdrawal of %d is lost", text, gone))
-	} else {
-		text = r.paint(green, text+": nothing is lost")
+		return fmt.Sprintf("%s: a withdrawal of %d is lost", text, gone)
 	}
-	r.print(r.stdout, "%15s%s", "", text)
+	return text + ": nothing is lost"
 }
 
 func (r *textReport) verdict(res results) error {

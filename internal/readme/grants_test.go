@@ -27,11 +27,30 @@ func TestGrants(t *testing.T) {
 	}
 	for _, operators := range []string{
 		"SELECT * FROM pglock.force_release('accounts/42', 1)", "SELECT pglock.purge('0')", "SELECT pglock.new_epoch()",
+		"SELECT pglock.list_fences()", "SELECT pglock.reset_fence('accounts/42')",
 	} {
 		var refused *pgconn.PgError
 		if _, err := app.Exec(t.Context(), operators); !errors.As(err, &refused) || refused.Code != "42501" {
 			t.Errorf("%s: %v", operators, err)
 		}
+	}
+	open := func(pool *pgxpool.Pool) (names string) {
+		t.Helper()
+		err := pool.QueryRow(t.Context(), `
+			SELECT coalesce(string_agg(c.relname, ' ' ORDER BY c.relname), '') FROM pg_class c
+			WHERE c.relnamespace = 'pglock'::regnamespace AND (
+				c.relkind IN ('r', 'v') AND has_table_privilege(session_user, c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+				OR c.relkind = 'S' AND has_sequence_privilege(session_user, c.oid, 'USAGE, SELECT, UPDATE'))`).Scan(&names)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	if names := open(app); names != "" {
+		t.Errorf("the role has privileges on %s", names)
+	}
+	if names := open(appPool(t, grants+"\nGRANT SELECT ON pglock.fences, pglock.leases_token_seq TO app;")); names != "fences leases_token_seq" {
+		t.Errorf("privileges on fences and a sequence are seen as on %q: this test shows nothing", names)
 	}
 	if testing.Short() {
 		return
