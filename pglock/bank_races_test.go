@@ -24,7 +24,7 @@ func TestLock_RandomKeys(t *testing.T) {
 	pool := pgtest.Pool(t)
 	a := newClient(t, named(t, pool.Config().ConnString(), "random"))
 	b := newClient(t, named(t, pool.Config().ConnString(), "random"), pglock.WithPolling())
-	end := time.Now().Add(lasting(30*time.Second, 6*time.Second, 2*time.Second))
+	end := time.Now().Add(pgtest.Lasting(30*time.Second, 6*time.Second, 2*time.Second))
 	var inside [keys]atomic.Int64 // 1 for each that shares, and much for one that doesn't
 	const exclusive = 1_000_000
 	// stay goes in and out, and says whether it met somebody that it mustn't.

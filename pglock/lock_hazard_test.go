@@ -121,7 +121,7 @@ func TestLock_A07_Timeout(t *testing.T) {
 	pool := pgtest.Pool(t)
 	dsn := pool.Config().ConnString()
 	asking := roomy(t, pool, 8)
-	rounds := lasting(800, 100, 10)
+	rounds := pgtest.Lasting(800, 100, 10)
 	client := func(name string) *pglock.Client {
 		return newClient(t, poolBy(t, dsn, func(config *pgxpool.Config) {
 			config.ConnConfig.RuntimeParams["application_name"] = name
