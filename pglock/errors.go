@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Sentinels, one for each meaning. Each says who returns it; the typed errors
@@ -38,6 +40,10 @@ var (
 	// ErrNoSchema says that the database lacks the schema pglock, or that it is
 	// older than this package needs. Returned by whatever is first to use it.
 	ErrNoSchema = errors.New("pglock: schema pglock is missing or too old: apply the migrations (run pglock migrate up, migrations.Up or goose)")
+
+	// ErrFull says that the server has no room for one more lock, or would soon have
+	// none. Returned by Lock and LockTx and their kin.
+	ErrFull = errors.New("pglock: no room for more advisory locks")
 
 	// ErrReleased is what Err returns, and the cause of Context, once the
 	// holder has released: nothing was lost.
@@ -157,3 +163,34 @@ func (e *BlockedError) Is(target error) bool { return target == ErrLocked }
 
 // Unwrap returns the server's error.
 func (e *BlockedError) Unwrap() error { return e.Err }
+
+// FullError says that the server's table of locks, which all its clients share, is
+// full, or that one client has taken half of it. It matches ErrFull.
+type FullError struct {
+	Held int   // advisory locks of this Client; 0 where the server itself refused
+	Most int   // that it may hold
+	Err  error // the server's: SQLSTATE 53200; nil where the Client refused
+}
+
+func (e *FullError) Error() string {
+	const remedy = "hold fewer, lock something larger, or raise max_locks_per_transaction"
+	if e.Err != nil {
+		return fmt.Sprintf("pglock: the server's table of locks is full: %s: %v", remedy, e.Err)
+	}
+	return fmt.Sprintf("pglock: this client has %d advisory locks, half of what the server's table has room for: %s", e.Held, remedy)
+}
+
+// Is makes errors.Is(err, ErrFull) true.
+func (e *FullError) Is(target error) bool { return target == ErrFull }
+
+// Unwrap returns the server's error.
+func (e *FullError) Unwrap() error { return e.Err }
+
+// full names the error of a server that has no room for a lock; any other it
+// returns as it is.
+func full(err error) error {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "53200" { // out_of_memory
+		return &FullError{Err: err}
+	}
+	return err
+}
