@@ -13,7 +13,7 @@ import (
 )
 
 func (a *app) migrate() *cobra.Command {
-	return group(&cobra.Command{
+	return verbs(&cobra.Command{
 		Use:   "migrate",
 		Short: "Bring the schema pglock into a database and out of it",
 		Example: `  pglock migrate up

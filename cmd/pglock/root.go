@@ -37,7 +37,7 @@ psql does.
 	flags.StringVar(&a.dsn, "dsn", "", "the database, as a `URL` or keywords (default: DATABASE_URL, else PGHOST and so on)")
 	flags.StringVarP(&a.output, "output", "o", "text", "`format` of what is printed: text or json")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp)) // there is such a flag
-	root.AddCommand(a.migrate(), a.key())
+	root.AddCommand(a.migrate(), a.run(), a.release(), a.key())
 	return root
 }
 
@@ -63,11 +63,11 @@ func (a *app) begin() error {
 	return nil
 }
 
-// group makes a verb that is nothing without one of its own verbs.
-func group(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
-	cmd.AddCommand(verbs...)
+// verbs makes a verb that is nothing without one of its own verbs.
+func verbs(cmd *cobra.Command, below ...*cobra.Command) *cobra.Command {
+	cmd.AddCommand(below...)
 	var names []string
-	for _, v := range verbs {
+	for _, v := range below {
 		names = append(names, v.Name())
 	}
 	cmd.Args = cobra.ArbitraryArgs
