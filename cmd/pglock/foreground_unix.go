@@ -19,42 +19,49 @@ type foreground struct {
 	stops chan os.Signal
 }
 
-// handOver makes the command's group the foreground of its standard input, where
-// that is the terminal that this process is in the foreground of: else the
-// command would be stopped when it reads. It may have been already.
-func handOver(group int, stdin io.Reader) foreground {
+// front returns the terminal to be handed to a command that is about to be started
+// with this standard input: the one that this process is in the foreground of. Else
+// the command would be stopped when it reads.
+//
+// The command inherits that Ctrl-Z is ignored. Stopped in the middle of a vfork, a
+// shell is neither stopped nor running, which nothing tells and only SIGCONT ends.
+func front(stdin io.Reader) foreground {
 	file, ok := stdin.(*os.File)
 	if !ok {
 		return foreground{}
 	}
-	fd := int(file.Fd())
-	front, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP)
-	if err != nil || front != syscall.Getpgrp() {
+	group, err := unix.IoctlGetInt(int(file.Fd()), unix.TIOCGPGRP)
+	if err != nil || group != syscall.Getpgrp() {
 		return foreground{}
 	}
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPGRP, group); err != nil {
-		return foreground{} // it ended before it could be given anything
+	signal.Ignore(syscall.SIGTSTP)
+	return foreground{file, group, make(chan os.Signal, 1)}
+}
+
+// handOver makes a group that has just been started the foreground. Whatever stops
+// it, before that or later, it goes on: one that is suspended would keep others
+// waiting.
+func (f foreground) handOver(group int) {
+	if f.file == nil {
+		return
 	}
+	signal.Notify(f.stops, syscall.SIGCHLD)
+	_ = unix.IoctlSetPointerInt(int(f.file.Fd()), unix.TIOCSPGRP, group) // or it has ended
 	_ = syscall.Kill(-group, syscall.SIGCONT)
-	t := foreground{file, front, make(chan os.Signal, 1)}
-	signal.Notify(t.stops, syscall.SIGCHLD)
 	go func() {
-		for range t.stops {
-			// Stopped by Ctrl-Z, or it has ended and heeds nothing. What runs
-			// does not notice.
-			_ = syscall.Kill(-group, syscall.SIGCONT)
+		for range f.stops {
+			_ = syscall.Kill(-group, syscall.SIGCONT) // which one that runs does not notice
 		}
 	}()
-	return t
 }
 
 // takeBack undoes it.
-func (t foreground) takeBack() {
-	if t.file == nil {
+func (f foreground) takeBack() {
+	if f.file == nil {
 		return
 	}
-	signal.Stop(t.stops)
-	close(t.stops)
+	signal.Stop(f.stops)
+	close(f.stops)
 	signal.Ignore(syscall.SIGTTOU) // which is for a background that sets the foreground
-	_ = unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, t.group)
+	_ = unix.IoctlSetPointerInt(int(f.file.Fd()), unix.TIOCSPGRP, f.group)
 }

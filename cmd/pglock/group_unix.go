@@ -33,8 +33,8 @@ const (
 	// killBound is how long the kernel may take to end what was killed.
 	killBound = 2 * time.Second
 
-	// look is how often it is looked whether a group is empty, which nothing tells.
-	look = 2 * time.Millisecond
+	// glance is how often it is looked whether a group is empty, which nothing tells.
+	glance = 2 * time.Millisecond
 )
 
 // start starts a command as a process group of its own.
@@ -46,7 +46,7 @@ func start(cmd *exec.Cmd) (*group, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	tie(cmd.SysProcAttr)
 	adopt()
-	g := &group{cmd: cmd, ended: make(chan struct{})}
+	g := &group{cmd: cmd, ended: make(chan struct{}), front: front(cmd.Stdin)}
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread()
@@ -62,7 +62,7 @@ func start(cmd *exec.Cmd) (*group, error) {
 		return nil, err
 	}
 	g.id = cmd.Process.Pid
-	g.front = handOver(g.id, cmd.Stdin)
+	g.front.handOver(g.id)
 	return g, nil
 }
 
@@ -129,11 +129,11 @@ func (g *group) watch(l *pglock.Lease, ttl time.Duration, signals <-chan os.Sign
 					return lost, false
 				}
 				g.signal(syscall.SIGKILL)
-				wake = now.Add(look) // for what was just being forked
+				wake = now.Add(glance) // for what was just being forked
 			}
 		}
 		if ended == nil {
-			wake = now.Add(look)
+			wake = now.Add(glance)
 		}
 		timer := time.NewTimer(time.Until(wake))
 		select {

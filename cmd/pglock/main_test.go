@@ -128,3 +128,11 @@ const (
 	isFree    = `SELECT NOT EXISTS (SELECT FROM pglock.leases WHERE name = $1 AND claim IS NOT NULL)`
 	hasWaiter = `SELECT EXISTS (SELECT FROM pglock.waiters WHERE name = $1)`
 )
+
+// shell runs a script and returns what it prints.
+func shell(ctx context.Context, dsn, script string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", script, "sh"}, args...)...)
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+dsn)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
