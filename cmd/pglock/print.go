@@ -50,8 +50,10 @@ func newTable(head ...string) *table { return &table{head: head} }
 
 func (t *table) add(cells ...cell) { t.lines = append(t.lines, cells) }
 
-// print writes the table.
-func (t *table) print(w io.Writer) error {
+// print writes the table, in colours where w shows them.
+func (t *table) print(w io.Writer) error { return t.write(w, colours(w)) }
+
+func (t *table) write(w io.Writer, coloured bool) error {
 	right := make([]bool, len(t.head))
 	heading := make([]cell, len(t.head))
 	for i, name := range t.head {
@@ -65,7 +67,6 @@ func (t *table) print(w io.Writer) error {
 			width[i] = max(width[i], utf8.RuneCountInString(c.text))
 		}
 	}
-	coloured := colours(w)
 	for _, line := range lines {
 		var out strings.Builder
 		for i, c := range line {

@@ -37,7 +37,7 @@ psql does.
 	flags.StringVar(&a.dsn, "dsn", "", "the database, as a `URL` or keywords (default: DATABASE_URL, else PGHOST and so on)")
 	flags.StringVarP(&a.output, "output", "o", "text", "`format` of what is printed: text or json")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp)) // there is such a flag
-	root.AddCommand(a.migrate(), a.run(), a.release(), a.key())
+	root.AddCommand(a.migrate(), a.run(), a.release(), a.key(), a.list(), a.blocked(), a.doctor())
 	return root
 }
 
