@@ -16,7 +16,6 @@ import (
 type foreground struct {
 	file  *os.File
 	group int // that had it before
-	stops chan os.Signal
 }
 
 // front returns the terminal to be handed to a command that is about to be started
@@ -35,24 +34,24 @@ func front(stdin io.Reader) foreground {
 		return foreground{}
 	}
 	signal.Ignore(syscall.SIGTSTP)
-	return foreground{file, group, make(chan os.Signal, 1)}
+	return foreground{file, group}
 }
 
-// handOver makes a group that has just been started the foreground. Whatever stops
-// it, before that or later, it goes on: one that is suspended would keep others
-// waiting.
+// handOver makes a group that has just been started the foreground.
 func (f foreground) handOver(group int) {
 	if f.file == nil {
 		return
 	}
-	signal.Notify(f.stops, syscall.SIGCHLD)
 	_ = unix.IoctlSetPointerInt(int(f.file.Fd()), unix.TIOCSPGRP, group) // or it has ended
-	_ = syscall.Kill(-group, syscall.SIGCONT)
-	go func() {
-		for range f.stops {
-			_ = syscall.Kill(-group, syscall.SIGCONT) // which one that runs does not notice
-		}
-	}()
+	f.resume(group)
+}
+
+// resume has a group go on whatever has stopped it: one that is suspended would
+// keep others waiting. One that runs does not notice.
+func (f foreground) resume(group int) {
+	if f.file != nil {
+		_ = syscall.Kill(-group, syscall.SIGCONT) // or it has ended
+	}
 }
 
 // takeBack undoes it.
@@ -60,8 +59,6 @@ func (f foreground) takeBack() {
 	if f.file == nil {
 		return
 	}
-	signal.Stop(f.stops)
-	close(f.stops)
 	signal.Ignore(syscall.SIGTTOU) // which is for a background that sets the foreground
 	_ = unix.IoctlSetPointerInt(int(f.file.Fd()), unix.TIOCSPGRP, f.group)
 }

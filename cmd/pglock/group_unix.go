@@ -160,9 +160,14 @@ func (g *group) end(at, before time.Time) time.Time {
 }
 
 // pass passes a signal on. One that suspends would leave a command that holds its
-// lease and does nothing.
+// lease and does nothing, and one that tells of a child is for this process.
 func (g *group) pass(s os.Signal) {
-	if s, ok := s.(syscall.Signal); ok && s != syscall.SIGTSTP {
-		g.signal(s)
+	switch s {
+	case syscall.SIGCHLD:
+		reap(g.id)
+		g.front.resume(g.id)
+	case syscall.SIGTSTP:
+	default:
+		g.signal(s.(syscall.Signal))
 	}
 }

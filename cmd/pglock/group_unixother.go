@@ -9,3 +9,6 @@ func tie(*syscall.SysProcAttr) {}
 
 // adopt does nothing: init waits for orphans.
 func adopt() {}
+
+// reap does nothing either.
+func reap(int) {}

@@ -46,6 +46,7 @@ func command(t testing.TB, dsn string, args ...string) *program {
 	p := &program{Cmd: exec.CommandContext(ctx, self, args...)}
 	p.Env = append(os.Environ(), commandEnv+"=1", "DATABASE_URL="+dsn, "NO_COLOR=", "TERM=xterm")
 	p.Stdout, p.Stderr = &p.stdout, &p.stderr
+	p.WaitDelay = 10 * time.Second // where something it has started outlives it
 	return p
 }
 

@@ -17,12 +17,12 @@ import (
 // toEnd are the signals that ask a program to end.
 var toEnd = []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
 
-// listen takes every signal that can be passed on. Left out are those that are
-// about this process alone, its children, its terminal and its faults, and those
-// that were ignored when it began, as by nohup.
+// listen takes every signal that can be passed on, and SIGCHLD. Left out are those
+// that are about this process alone, its terminal and its faults, and those that
+// were ignored when it began, as by nohup.
 func listen() chan os.Signal {
 	own := []syscall.Signal{
-		syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGCHLD, syscall.SIGURG, syscall.SIGPIPE, syscall.SIGTTIN, syscall.SIGTTOU,
+		syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGURG, syscall.SIGPIPE, syscall.SIGTTIN, syscall.SIGTTOU,
 		syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGSYS, syscall.SIGPROF,
 	}
 	var all []os.Signal
@@ -57,12 +57,15 @@ func (a *app) runUnder(ctx context.Context, o runOptions, args []string) error {
 		return err
 	}
 	lost, gone := g.watch(l, o.ttl, signals)
-	switch {
-	case lost != nil:
+	// What is left of the lease ends with its TTL in either case.
+	if !gone {
+		a.complain(fmt.Errorf("run: process group %d does not end even by KILL", g.id))
+	}
+	if lost != nil {
 		a.complain(fmt.Errorf("run: the command was ended, for its lease could not be kept: %w", lost))
-		return status(exitLost) // what is left of the lease ends with its TTL
-	case !gone:
-		a.complain(fmt.Errorf("run: process group %d does not end even by KILL: its lease is left to end with its TTL", g.id))
+		return status(exitLost)
+	}
+	if !gone {
 		return status(exitFailed)
 	}
 	code, released := a.letGo(ctx, l, g.status())

@@ -143,7 +143,9 @@ func TestRun_C01_NobodyIsLeftWhenTheLeaseIsFree(t *testing.T) {
 					t.Fatalf("of %v there are %v", w.pids, w.alive())
 				}
 				w.send(s)
-				l, err := next.Acquire(t.Context(), t.Name(), time.Minute)
+				ctx, cancel := context.WithTimeout(t.Context(), limit)
+				defer cancel()
+				l, err := next.Acquire(ctx, t.Name(), time.Minute)
 				if err != nil {
 					t.Fatal(err)
 				}
