@@ -92,9 +92,11 @@ func (a *app) exit(err error) int {
 	return code(err)
 }
 
-// complain prints an error to standard error.
+// complain prints an error to standard error, with the program's name in front and
+// not in the middle.
 func (a *app) complain(err error) {
-	fmt.Fprintln(a.stderr, "pglock:", printable(strings.TrimPrefix(err.Error(), "pglock: ")))
+	said := strings.ReplaceAll(": "+err.Error(), ": pglock: ", ": ")
+	fmt.Fprintln(a.stderr, "pglock"+printable(said))
 }
 
 func code(err error) int {

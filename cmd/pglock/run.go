@@ -117,7 +117,11 @@ func (a *app) acquire(ctx context.Context, client *pglock.Client, o runOptions) 
 			a.tellHolder(waiting, client, o.name)
 		}
 	}()
-	return client.Acquire(ctx, o.name, o.ttl)
+	l, err := client.Acquire(ctx, o.name, o.ttl)
+	if held, ok := errors.AsType[*pglock.HeldError](err); ok && errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("gave up after %v: %w", o.wait, held)
+	}
+	return l, err
 }
 
 // tellHolder says who holds the lease that is waited for.
