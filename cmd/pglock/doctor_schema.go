@@ -238,7 +238,9 @@ func checkProtection(ctx context.Context, tx pgx.Tx) ([]finding, error) {
 				fmt.Sprintf("SELECT pglock.protect('%s', '%s'), again", strings.ReplaceAll(p.Table, "'", "''"), strings.ReplaceAll(p.Pattern, "'", "''"))})
 		}
 	}
-	if len(found) == 0 {
+	if len(tables) == 0 {
+		found = []finding{ok("no table is protected")}
+	} else if len(found) == 0 {
 		found = []finding{ok("%s protected, none open", count(len(tables), "table"))}
 	}
 	return found, nil

@@ -25,37 +25,35 @@ func screen(w io.Writer) (columns, lines int) {
 const narrowest = 8
 
 // fit shortens cells of the widest columns until the table is no wider than
-// columns, if that can be done. Zero is as wide as it is.
+// columns, if that can be done: numbers stay whole. Zero is as wide as it is.
 func (t *table) fit(columns int) *table {
 	if columns == 0 {
 		return t
 	}
-	width := make([]int, len(t.head))
+	width, whole, total := make([]int, len(t.head)), make([]bool, len(t.head)), 2*(len(t.head)-1)
 	for i, name := range t.head {
-		width[i] = utf8.RuneCountInString(strings.TrimPrefix(name, ">"))
-	}
-	for _, line := range t.lines {
-		for i, c := range line {
-			width[i] = max(width[i], utf8.RuneCountInString(c.text))
+		name, number := strings.CutPrefix(name, ">")
+		width[i], whole[i] = utf8.RuneCountInString(name), number || name == "KEY" || name == "PID"
+		for _, line := range t.lines {
+			width[i] = max(width[i], utf8.RuneCountInString(line[i].text))
 		}
+		total += width[i]
 	}
-	most := append([]int(nil), width...)
-	for {
-		total, widest := 2*(len(most)-1), 0
-		for i, w := range most {
-			total += w
-			if w > most[widest] {
+	for ; total > columns; total-- {
+		widest := -1
+		for i, w := range width {
+			if !whole[i] && w > narrowest && (widest < 0 || w > width[widest]) {
 				widest = i
 			}
 		}
-		if total <= columns || most[widest] <= narrowest {
+		if widest < 0 {
 			break
 		}
-		most[widest]--
+		width[widest]--
 	}
 	for _, line := range t.lines {
 		for i := range line {
-			line[i].text = cut(line[i].text, most[i])
+			line[i].text = cut(line[i].text, width[i])
 		}
 	}
 	return t

@@ -25,6 +25,8 @@ type listing struct {
 	Locks     []listedLock     `json:"advisory_locks"`
 	Protected []protectedTable `json:"protected_tables"`
 	Unseen    []string         `json:"unseen,omitempty"` // what the role may not see, or what was locked
+
+	known []string // names that a key may be of
 }
 
 type listedLease struct {
@@ -112,7 +114,7 @@ on pglock.protected_tables.`,
 				return err
 			}
 			defer pool.Close()
-			found, err := list(ctx, pool, names)
+			found, err := list(ctx, pool, names, nil)
 			if found == nil {
 				return err
 			}
@@ -150,20 +152,20 @@ ORDER BY l.objsubid, l.classid, l.objid, l.granted DESC, l.waitstart, l.pid`
 
 // list looks at everything. What can't be seen stands in Unseen, and unless it is
 // for want of a grant the error is the status to exit with. Without a listing
-// there was no answer at all, and the error says why.
-func list(ctx context.Context, pool *pgxpool.Pool, names []string) (*listing, error) {
+// there was no answer at all, and the error says why. known are more names for the
+// keys of advisory locks.
+func list(ctx context.Context, pool *pgxpool.Pool, names, known []string) (*listing, error) {
 	within, cancel := context.WithTimeout(ctx, lookBound)
 	defer cancel()
-	found := &listing{Leases: []listedLease{}, Locks: []listedLock{}, Protected: []protectedTable{}}
-	known := slices.Clone(names)
+	found := &listing{Leases: []listedLease{}, Locks: []listedLock{}, Protected: []protectedTable{}, known: slices.Concat(names, known)}
 	var failed error
 	for _, part := range []struct {
 		what   string
 		read   func(context.Context, pgx.Tx) error
 		forget func()
 	}{
-		{"leases", func(ctx context.Context, tx pgx.Tx) error { return found.readLeases(ctx, tx, names, &known) }, func() { found.Leases = nil }},
-		{"advisory locks", func(ctx context.Context, tx pgx.Tx) error { return found.readLocks(ctx, tx, known, len(names) > 0) }, func() { found.Locks = nil }},
+		{"leases", func(ctx context.Context, tx pgx.Tx) error { return found.readLeases(ctx, tx, names) }, func() { found.Leases = nil }},
+		{"advisory locks", func(ctx context.Context, tx pgx.Tx) error { return found.readLocks(ctx, tx, len(names) > 0) }, func() { found.Locks = nil }},
 		{"protected tables", func(ctx context.Context, tx pgx.Tx) error { return found.readProtected(ctx, tx, names) }, func() { found.Protected = nil }},
 	} {
 		err := look(within, pool, part.read)
@@ -195,7 +197,7 @@ func reason(err error) string {
 	return strings.TrimPrefix(err.Error(), "pglock: ")
 }
 
-func (found *listing) readLeases(ctx context.Context, tx pgx.Tx, names []string, known *[]string) error {
+func (found *listing) readLeases(ctx context.Context, tx pgx.Tx, names []string) error {
 	if err := found.readClock(ctx, tx); err != nil {
 		return err
 	}
@@ -204,7 +206,7 @@ func (found *listing) readLeases(ctx context.Context, tx pgx.Tx, names []string,
 	var remaining, ttl float64
 	at := map[string]int{}
 	_, err := pgx.ForEachRow(rows, []any{&l.Name, &l.Token, &l.Owner, &l.Role, &l.AcquiredAt, &l.ExpiresAt, &remaining, &ttl}, func() error {
-		*known = append(*known, l.Name)
+		found.known = append(found.known, l.Name)
 		if len(names) == 0 || slices.Contains(names, l.Name) {
 			l.Remaining, l.TTL, l.Waiters = seconds(remaining*1e9), seconds(ttl*1e9), []listedWaiter{}
 			at[l.Name] = len(found.Leases)
@@ -231,12 +233,12 @@ func (found *listing) readClock(ctx context.Context, tx pgx.Tx) error {
 	return tx.QueryRow(ctx, "SELECT clock_timestamp()", pgx.QueryExecModeExec).Scan(&found.At)
 }
 
-func (found *listing) readLocks(ctx context.Context, tx pgx.Tx, known []string, only bool) error {
+func (found *listing) readLocks(ctx context.Context, tx pgx.Tx, only bool) error {
 	if err := found.readClock(ctx, tx); err != nil {
 		return err
 	}
 	names := map[advisoryKey]string{}
-	for _, name := range known {
+	for _, name := range found.known {
 		key := keyOf(name)
 		key.Name = ""
 		names[key] = name

@@ -31,8 +31,9 @@ func (a *app) watch(ctx context.Context, names []string) error {
 	defer v.leave()
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
+	var known []string // of leases that have gone, too
 	for {
-		found, err := list(ctx, pool, names)
+		found, err := list(ctx, pool, names, known)
 		switch {
 		case ctx.Err() != nil:
 			return interrupted(ctx)
@@ -41,6 +42,7 @@ func (a *app) watch(ctx context.Context, names []string) error {
 		case found == nil:
 			err = v.show(v.found, err)
 		default:
+			known = slices.Compact(slices.Sorted(slices.Values(found.known)))
 			err = v.show(found, nil)
 		}
 		if err != nil {
