@@ -176,6 +176,18 @@ func TestDoctor_Findings(t *testing.T) {
 		})
 	}
 
+	t.Run("short transactions", func(t *testing.T) {
+		pool, dsn := w.admit(t)
+		if one[int](t, pool, `SELECT current_setting('server_version_num')::int`) < 170000 {
+			t.Skip("transaction_timeout came with PostgreSQL 17")
+		}
+		apply(t, pool, set("transaction_timeout", "1h")...)
+		found, code := diagnose(t, dsn)
+		if got := found["timeouts"]; code != 0 || len(found) != 1 || len(got) != 1 || got[0].Level != warning || !strings.Contains(got[0].Says, "transaction_timeout is 1h0m") {
+			t.Errorf("exit %d, %+v", code, found)
+		}
+	})
+
 	t.Run("old snapshot", func(t *testing.T) {
 		pool, dsn := w.admit(t)
 		tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
