@@ -110,13 +110,7 @@ func (a *app) acquire(ctx context.Context, client *pglock.Client, o runOptions) 
 	}
 	waiting, granted := context.WithCancel(ctx)
 	defer granted()
-	go func() {
-		select {
-		case <-waiting.Done():
-		case <-time.After(time.Second):
-			a.tellHolder(waiting, client, o.name)
-		}
-	}()
+	go a.tellHolder(waiting, client, o.name)
 	l, err := client.Acquire(ctx, o.name, o.ttl)
 	if held, ok := errors.AsType[*pglock.HeldError](err); ok && errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("gave up after %v: %w", o.wait, held)
@@ -124,28 +118,29 @@ func (a *app) acquire(ctx context.Context, client *pglock.Client, o runOptions) 
 	return l, err
 }
 
-// tellHolder says who holds the lease that is waited for.
+// tellHolder says who holds the lease that is waited for, once that has taken a
+// second. Where nobody does it looks again: the server may just be slow.
 func (a *app) tellHolder(ctx context.Context, client *pglock.Client, name string) {
-	var leases []pglock.LeaseInfo
-	err := ask(ctx, func(ctx context.Context) (err error) {
-		leases, err = client.Leases(ctx)
-		return err
-	})
-	if ctx.Err() != nil {
-		return // it was granted, or given up
-	}
-	if err != nil {
-		a.complain(fmt.Errorf("waiting for lease %q: %w", name, err))
-		return
-	}
-	for _, l := range leases {
-		if l.Name == name {
-			a.complain(fmt.Errorf("waiting for lease %q: held by %q with token %d since %s, %d in line", name, l.Owner, l.Token,
-				l.AcquiredAt.Format(time.RFC3339), l.Waiters))
+	for range 3 {
+		select {
+		case <-ctx.Done(): // it was granted, or given up
+			return
+		case <-time.After(time.Second):
+		}
+		h, err := find(ctx, client, name)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			a.complain(fmt.Errorf("waiting for lease %q: %w", name, err))
+			return
+		case h != nil:
+			a.complain(fmt.Errorf("waiting for lease %q: held by %q with token %d since %s, %d in line", name, h.Owner, h.Token,
+				h.AcquiredAt.Format(time.RFC3339), h.Waiters))
 			return
 		}
 	}
-	a.complain(fmt.Errorf("waiting for lease %q: nobody holds it, but a transaction has its row: pglock blocked shows it", name))
+	a.complain(fmt.Errorf("waiting for lease %q, which nobody holds: a transaction may have its row, pglock blocked shows it", name))
 }
 
 // command prepares what is run. Its error is told before anything is waited for.

@@ -324,6 +324,29 @@ func TestRun_C08_SaysWhoHolds(t *testing.T) {
 	t.Logf("it said who holds after %v, and gave up after %v", said, took)
 }
 
+// Where nobody holds it, but a transaction has its row, who waits is told how to find
+// that (C08).
+func TestRun_C08_ATransactionHasTheRow(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.DSN(t)
+	pool := pgtest.PoolOn(t, dsn)
+	if got := do(t, dsn, "run", "row", "--", "true"); got.code != 0 {
+		t.Fatalf("%+v", got)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }() // frees it
+	if _, err := tx.Exec(t.Context(), `SELECT FROM pglock.leases WHERE name = 'row' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	got := do(t, dsn, "run", "row", "--wait", "5s", "--", "true")
+	if got.code != exitBusy || !strings.Contains(got.stderr, "nobody holds: a transaction may have its row, pglock blocked") {
+		t.Errorf("%+v", got)
+	}
+}
+
 // The command learns what it runs under, and nothing else is printed.
 func TestRun_Environment(t *testing.T) {
 	t.Parallel()
