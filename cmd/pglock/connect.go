@@ -56,7 +56,7 @@ func (a *app) connect(ctx context.Context) (*pgxpool.Pool, error) {
 		switch {
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
-		case within.Err() != nil:
+		case errors.Is(err, context.DeadlineExceeded): // of the bound or of one attempt, which may be as long
 			err = fmt.Errorf("no answer within %v, connect_timeout in the DSN gives it longer: %w", bound, err)
 		}
 		return nil, &unreachableError{err}

@@ -41,7 +41,8 @@ func TestExitCodes(t *testing.T) {
 		{dsn, "run free -- sh -c kill\\ -9\\ $$", 128 + 9, ""},
 		{dsn, "run held --try -- true", 75, `held by "the holder" with token`},
 		{dsn, "run held -n -- true", 75, `held by "the holder" with token`},
-		{dsn, "run held --wait 20ms -- true", 75, `pglock: gave up after 20ms: lease "held" is held by "the holder" with token`},
+		{dsn, "run held --wait 500ms -- true", 75, `pglock: gave up after 500ms: lease "held" is held by "the holder" with token`},
+		{dsn, "run held --wait 1ns -- true", 69, "gave up after 1ns: "},
 		{dsn, "run held -- no-such-command", 127, "no-such-command"}, // and doesn't wait
 		{dsn, "run held -- ./no-such-command", 127, "no-such-command"},
 		{dsn, "run held -- " + script, 126, "permission denied"},

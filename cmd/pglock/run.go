@@ -112,8 +112,11 @@ func (a *app) acquire(ctx context.Context, client *pglock.Client, o runOptions) 
 	defer granted()
 	go a.tellHolder(waiting, client, o.name)
 	l, err := client.Acquire(ctx, o.name, o.ttl)
-	if held, ok := errors.AsType[*pglock.HeldError](err); ok && errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("gave up after %v: %w", o.wait, held)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && err != nil {
+		if held, ok := errors.AsType[*pglock.HeldError](err); ok {
+			err = held
+		} // else the server has not said who holds it
+		err = fmt.Errorf("gave up after %v: %w", o.wait, err)
 	}
 	return l, err
 }

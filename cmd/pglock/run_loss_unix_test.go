@@ -15,7 +15,7 @@ import (
 	"github.com/pawl-go/pawl/internal/pgtest"
 )
 
-var losses = flag.Int("losses", 2, "how often each way to lose a lease is taken")
+var losses = flag.Int("losses", 1, "how often each way to lose a lease is taken")
 
 // A run that the network cuts off ends its command before anybody else is
 // granted the lease (C04): when the next run's command begins, nobody of the
