@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -87,7 +88,7 @@ func write(w io.Writer, parts []part, coloured bool) error {
 			_ = p.table.write(&out, coloured) // a Builder takes everything
 		}
 		for _, note := range p.notes {
-			out.WriteString(printable(note) + "\n")
+			out.WriteString(note + "\n")
 		}
 	}
 	_, err := io.WriteString(w, out.String())
@@ -161,8 +162,17 @@ func (found *listing) parts(columns int, marks *marks) []part {
 	if slices.ContainsFunc(found.Locks, func(l listedLock) bool { return l.Granted && l.Pid != 0 }) {
 		parts[1].notes = []string{"An advisory lock ends with its session: SELECT pg_terminate_backend(PID)"}
 	}
+	if found.named {
+		parts = parts[:2] // protected tables have patterns, and no names
+	}
 	if len(found.Unseen) > 0 {
-		parts = append(parts, part{title: "NOT SEEN", notes: found.Unseen})
+		hidden := part{title: "NOT SEEN"}
+		for _, reason := range found.Unseen {
+			var lines strings.Builder
+			fold(&lines, oneLine(printable(reason)), 0, cmp.Or(columns, math.MaxInt))
+			hidden.notes = append(hidden.notes, strings.TrimSuffix(lines.String(), "\n"))
+		}
+		parts = append(parts, hidden)
 	}
 	return parts
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pawl-go/pawl/internal/pgtest"
 	"github.com/pawl-go/pawl/pglock"
@@ -200,6 +202,9 @@ func TestList_C07_WhoHoldsIt(t *testing.T) {
 	}
 	session := holder(t, dsn, "sessions", `SELECT pg_advisory_lock(`+fmt.Sprint(pglock.KeyOf("job").Int64())+`)`)
 	transaction := holder(t, dsn, "transactions", `BEGIN`, `SELECT pg_advisory_xact_lock(42)`)
+	if o := do(t, dsn, "ls", "nothing of that name"); o.code != 0 || o.stdout != "no leases\nno advisory locks\n" {
+		t.Errorf("of another name: %+v", o)
+	}
 	text := do(t, dsn, "ls").stdout
 	for _, want := range []string{
 		`(?m)^job +\d+ +\S+/\d+/\S+ +postgres +\d\S*s +(59m\d+s|1h0m)$`,
@@ -298,5 +303,29 @@ $`, pids[0], pids[1], pids[2])
 	}
 	if b := found[1]; b.Pid != int32(pids[2]) || !slices.Equal(b.BlockedBy, []int32{int32(pids[1])}) || b.Relation != "accounts" || b.Since == nil || b.TxSince == nil {
 		t.Errorf("%+v", b)
+	}
+}
+
+// TestLook_R04_TakesNoRowLocks: where transactions are read-only, in which the
+// server refuses every row lock, what looks shows the same.
+func TestLook_R04_TakesNoRowLocks(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.DSN(t)
+	apply(t, pgtest.PoolOn(t, dsn), `SELECT pglock.acquire('{a}', '1 h')`)
+	readOnly := pgtest.With(t, dsn, "default_transaction_read_only", "on")
+	_, err := pgtest.PoolOn(t, readOnly).Exec(t.Context(), `SELECT FROM pglock.leases FOR KEY SHARE`)
+	if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != "25006" {
+		t.Fatalf("a row lock says %v, so that the test shows nothing", err)
+	}
+	if found := listed(t, readOnly); len(found.Leases) != 1 || len(found.Unseen) != 0 {
+		t.Errorf("%+v", found)
+	}
+	if o := do(t, readOnly, "blocked"); o.code != 0 {
+		t.Errorf("%+v", o)
+	}
+	var found []finding
+	o := do(t, readOnly, "doctor", "-o", "json")
+	if err := json.Unmarshal([]byte(o.stdout), &found); err != nil || slices.ContainsFunc(found, func(f finding) bool { return f.Level == unseen }) {
+		t.Errorf("%v %+v", err, o)
 	}
 }

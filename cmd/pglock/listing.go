@@ -25,6 +25,7 @@ type listing struct {
 	Unseen    []string         `json:"unseen,omitempty"` // what the role may not see, or what was locked
 
 	known []string // names that a key may be of
+	named bool     // only of those that were asked for
 }
 
 type listedLease struct {
@@ -103,7 +104,7 @@ ORDER BY l.objsubid, l.classid, l.objid, l.granted DESC, l.waitstart, l.pid`
 func list(ctx context.Context, pool *pgxpool.Pool, names, known []string) (*listing, error) {
 	within, cancel := context.WithTimeout(ctx, lookBound)
 	defer cancel()
-	found := &listing{Leases: []listedLease{}, Locks: []listedLock{}, Protected: []protectedTable{}, known: slices.Concat(names, known)}
+	found := &listing{Leases: []listedLease{}, Locks: []listedLock{}, Protected: []protectedTable{}, known: slices.Concat(names, known), named: len(names) > 0}
 	var failed error
 	for _, part := range []struct {
 		what   string
@@ -111,8 +112,8 @@ func list(ctx context.Context, pool *pgxpool.Pool, names, known []string) (*list
 		forget func()
 	}{
 		{"leases", func(ctx context.Context, tx pgx.Tx) error { return found.readLeases(ctx, tx, names) }, func() { found.Leases = nil }},
-		{"advisory locks", func(ctx context.Context, tx pgx.Tx) error { return found.readLocks(ctx, tx, len(names) > 0) }, func() { found.Locks = nil }},
-		{"protected tables", func(ctx context.Context, tx pgx.Tx) error { return found.readProtected(ctx, tx, names) }, func() { found.Protected = nil }},
+		{"advisory locks", func(ctx context.Context, tx pgx.Tx) error { return found.readLocks(ctx, tx) }, func() { found.Locks = nil }},
+		{"protected tables", func(ctx context.Context, tx pgx.Tx) error { return found.readProtected(ctx, tx) }, func() { found.Protected = nil }},
 	} {
 		err := look(within, pool, part.read)
 		if err == nil {
@@ -152,12 +153,14 @@ func (found *listing) readLeases(ctx context.Context, tx pgx.Tx, names []string)
 	var remaining, ttl float64
 	at := map[string]int{}
 	_, err := pgx.ForEachRow(rows, []any{&l.Name, &l.Token, &l.Owner, &l.Role, &l.AcquiredAt, &l.ExpiresAt, &remaining, &ttl}, func() error {
-		found.known = append(found.known, l.Name)
-		if len(names) == 0 || slices.Contains(names, l.Name) {
-			l.Remaining, l.TTL, l.Waiters = seconds(remaining*1e9), seconds(ttl*1e9), []listedWaiter{}
-			at[l.Name] = len(found.Leases)
-			found.Leases = append(found.Leases, l)
+		if !found.named {
+			found.known = append(found.known, l.Name)
+		} else if !slices.Contains(names, l.Name) {
+			return nil
 		}
+		l.Remaining, l.TTL, l.Waiters = seconds(remaining*1e9), seconds(ttl*1e9), []listedWaiter{}
+		at[l.Name] = len(found.Leases)
+		found.Leases = append(found.Leases, l)
 		return nil
 	})
 	if err != nil {
@@ -179,7 +182,7 @@ func (found *listing) readClock(ctx context.Context, tx pgx.Tx) error {
 	return tx.QueryRow(ctx, "SELECT clock_timestamp()", pgx.QueryExecModeExec).Scan(&found.At)
 }
 
-func (found *listing) readLocks(ctx context.Context, tx pgx.Tx, only bool) error {
+func (found *listing) readLocks(ctx context.Context, tx pgx.Tx) error {
 	if err := found.readClock(ctx, tx); err != nil {
 		return err
 	}
@@ -200,7 +203,7 @@ func (found *listing) readLocks(ctx context.Context, tx pgx.Tx, only bool) error
 			l.Key = fmt.Sprintf("(%d, %d)", int32(class), int32(object))
 		}
 		name, named := names[advisoryKey{Bigint: number, Class: l.Class, Object: l.Object, Sub: l.Sub}]
-		if l.Name = name; named || !only {
+		if l.Name = name; named || !found.named {
 			found.Locks = append(found.Locks, l)
 		}
 		return nil
@@ -208,9 +211,8 @@ func (found *listing) readLocks(ctx context.Context, tx pgx.Tx, only bool) error
 	return err
 }
 
-// readProtected has nothing to say of names: protected tables have patterns.
-func (found *listing) readProtected(ctx context.Context, tx pgx.Tx, names []string) error {
-	if len(names) > 0 {
+func (found *listing) readProtected(ctx context.Context, tx pgx.Tx) error {
+	if found.named {
 		return nil
 	}
 	rows, _ := tx.Query(ctx, listProtectedSQL, pgx.QueryExecModeExec)

@@ -93,7 +93,11 @@ func (v *view) show(found *listing, failed error) error {
 	if failed != nil {
 		status = "  no answer: " + printable(oneLine(failed.Error()))
 	}
-	fmt.Fprintf(&frame, "%s%s\n\n", found.At.UTC().Format("2006-01-02 15:04:05 MST"), status)
+	status = found.At.UTC().Format("2006-01-02 15:04:05 MST") + status
+	if columns > 0 {
+		status = cut(status, columns)
+	}
+	frame.WriteString(status + "\n\n")
 	_ = write(&frame, found.parts(columns, v.marks), colours(v.stdout)) // a Buffer takes everything
 	if columns == 0 {
 		_, err := v.stdout.Write(frame.Bytes())
