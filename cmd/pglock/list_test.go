@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pawl-go/pawl/internal/pgserver"
 	"github.com/pawl-go/pawl/internal/pgtest"
 	"github.com/pawl-go/pawl/pglock"
 )
@@ -327,5 +328,21 @@ func TestLook_R04_TakesNoRowLocks(t *testing.T) {
 	o := do(t, readOnly, "doctor", "-o", "json")
 	if err := json.Unmarshal([]byte(o.stdout), &found); err != nil || slices.ContainsFunc(found, func(f finding) bool { return f.Level == unseen }) {
 		t.Errorf("%v %+v", err, o)
+	}
+}
+
+// Behind a transaction that was prepared there is no backend, and it is shown all
+// the same.
+func TestBlocked_Prepared(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Server(t, pgserver.With("max_prepared_transactions", "2")).DSN()
+	pool := pgtest.PoolOn(t, dsn)
+	apply(t, pool, `CREATE TABLE accounts AS SELECT 1 AS id`, `BEGIN; UPDATE accounts SET id = 2; PREPARE TRANSACTION 'forgotten'`)
+	waiter := holder(t, dsn, "waiter")
+	background(t, waiter, `DELETE FROM accounts`)
+	until(t, pool, "the waiter", `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE 0 = ANY (pg_blocking_pids(pid)))`)
+	text := do(t, dsn, "blocked").stdout
+	if want := fmt.Sprintf(`(?m)^prepared\n└ %d +row \(0,1\) of accounts `, waiter.PgConn().PID()); !regexp.MustCompile(want).MatchString(text) {
+		t.Errorf("%s\nwant %s", text, want)
 	}
 }
