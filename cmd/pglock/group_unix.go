@@ -113,13 +113,18 @@ func (g *group) watch(l *pglock.Lease, ttl time.Duration, signals <-chan os.Sign
 		endAt, lastAt := l.Deadline().Add(-end), l.Deadline().Add(-kill)
 		switch {
 		case lost == nil && l.Err() != nil:
-			lost, loss = l.Err(), nil
-			killAt = g.end(now.Add(kill), killAt)
+			lost = l.Err()
+			// After a release by force it has a moment; by the clock, which one that
+			// was stopped sees too late, none.
+			killAt = g.end(now, earlier(now.Add(kill), lastAt), killAt)
 		case lost == nil && !now.Before(endAt):
 			lost = fmt.Errorf("no renewal has succeeded, and %v are left", time.Until(l.Deadline()).Round(time.Millisecond))
-			killAt = g.end(lastAt, killAt)
+			killAt = g.end(now, lastAt, killAt)
 		case ended == nil && killAt.IsZero():
-			killAt = g.end(now.Add(leftoverGrace), killAt)
+			killAt = g.end(now, now.Add(leftoverGrace), killAt)
+		}
+		if lost != nil {
+			loss = nil // told, and closed for good
 		}
 		wake := endAt
 		if !killAt.IsZero() {
@@ -148,15 +153,25 @@ func (g *group) watch(l *pglock.Lease, ttl time.Duration, signals <-chan os.Sign
 	}
 }
 
-// end asks the group to end, also what is stopped, and returns the earlier of the
-// times to kill it.
-func (g *group) end(at, before time.Time) time.Time {
+// end asks the group to end, also what is stopped, and returns when to kill it: at
+// that time, or before if that was said before, and not in the past.
+func (g *group) end(now, at, before time.Time) time.Time {
 	g.signal(syscall.SIGTERM)
 	g.signal(syscall.SIGCONT)
-	if !before.IsZero() && before.Before(at) {
-		return before
+	if !before.IsZero() {
+		at = earlier(at, before)
+	}
+	if at.Before(now) {
+		return now
 	}
 	return at
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // pass passes a signal on. One that suspends would leave a command that holds its
