@@ -7,6 +7,8 @@ import (
 	"log"
 	"net/http"
 
+	"github.com/jackc/pgx/v5/stdlib"
+
 	"github.com/pawl-go/pawl/optimistic"
 )
 
@@ -98,4 +100,20 @@ func ExampleIfMatch() {
 	// Output:
 	// 7 <nil>
 	// 412
+}
+
+// With database/sql, on pgx's driver.
+func ExampleSQL() {
+	ctx := context.Background()
+	pool, done := examplePool()
+	defer done()
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
+
+	row, err := accounts.Update(ctx, optimistic.SQL(db), 1, func(a account) (account, error) {
+		a.Balance += 5
+		return a, nil
+	})
+	fmt.Println(row.Value.Balance, err)
+	// Output: 105 <nil>
 }

@@ -84,7 +84,8 @@ func TestDocumented(t *testing.T) {
 		"Client_WithLock", "Client_TryLock",
 		"Client_WithLease", "Client_Acquire", "Client_TryAcquire", "Client_TryAcquireAll", "Client_Elect",
 		"Client_Close", "Client_ForceRelease", "Client_Observe", "WithObserver", "Lease_fake",
-		"Lease_InTx", "Lease_Guard", "Fence", "Present",
+		"Lease_InTx", "Lease_Guard", "Fence", "Present", "Client_AcquireAll",
+		"TryLockTx", "Key_Shared", "SetLockTimeout", "SQL",
 		"Table_Update", "Table_CompareAndSet", "Table_CompareAndSetMany", "Table_Insert", "Table_Delete",
 		"Table_Touch", "Table_Verify", "Exec", "RunInTx", "IfMatch", "Up",
 	} {
