@@ -121,15 +121,18 @@ func start(b brief) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	reader, writer := io.Pipe()
-	cmd.Stdout, cmd.Stderr = writer, os.Stderr
+	stdout, err := cmd.StdoutPipe() // closed by Wait, when all events were heard
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	p := &process{cmd, json.NewEncoder(stdin), make(chan event, 2)}
 	go func() {
 		var e event
-		for lines := json.NewDecoder(reader); lines.Decode(&e) == nil; {
+		for lines := json.NewDecoder(stdout); lines.Decode(&e) == nil; {
 			p.events <- e
 		}
 	}()

@@ -100,14 +100,17 @@ func start(name, dsn string, terms chan<- term) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	reader, writer := io.Pipe()
-	cmd.Stdout, cmd.Stderr = writer, os.Stderr
+	stdout, err := cmd.StdoutPipe() // closed by Wait, when all terms that matter were read
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	go func() {
 		var t term
-		for lines := json.NewDecoder(reader); lines.Decode(&t) == nil; {
+		for lines := json.NewDecoder(stdout); lines.Decode(&t) == nil; {
 			terms <- t
 		}
 	}()

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pawl-go/pawl/internal/pgtest"
@@ -179,4 +181,57 @@ func TestProtocol_Loss(t *testing.T) {
 	if got := <-done; !strings.HasPrefix(got, "status 143:") {
 		t.Errorf("the command ended with %s", got)
 	}
+}
+
+// What the page says that each call answers, one call after the other. Claim 1
+// takes token 1, claim 2 waits for it.
+func TestProtocol_Answers(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	const one, two = `'00000000-0000-0000-0000-000000000001'`, `'00000000-0000-0000-0000-000000000002'`
+	for i, tt := range []struct{ sql, want string }{
+		{`SELECT granted || ' ' || token FROM pglock.acquire('{a}', '1 h', ` + one + `)`, "true 1"},
+		{`SELECT granted || ' ' || token FROM pglock.acquire('{a}', '1 h', ` + one + `)`, "true 1"}, // its answer was lost
+		{`SELECT granted || ' ' || token FROM pglock.acquire('{a}', '1 h')`, "false 1"},
+		{`SELECT granted || ' ' || (ticket IS NOT NULL) FROM pglock.enqueue('a', '1 h', ` + two + `, 'nobody')`, "false true"},
+		{`SELECT state FROM pglock.refresh('{a}', ARRAY[` + two + `::uuid])`, "waiting"},
+		{`SELECT state FROM pglock.refresh('{a}', ARRAY[gen_random_uuid()])`, "gone"},
+		{`SELECT state FROM pglock.renew('{a}', '{1}')`, "held"},
+		{`SELECT pglock.guard('a', 1)::text`, ""},
+		{`SELECT pglock.guard('a', 2)::text`, "PW002 taken"},
+		{`SELECT pglock.fence('r', 17)::text`, ""},
+		{`SELECT pglock.fence('r', 16)::text`, "PW001 presented"},
+		{`SELECT state FROM pglock.release('{a}', '{1}')`, "released"},
+		{`SELECT state FROM pglock.release('{a}', '{1}')`, "taken"}, // handed on
+		{`SELECT state || ' ' || token FROM pglock.refresh('{a}', ARRAY[` + two + `::uuid])`, "granted 2"},
+		{`SELECT state FROM pglock.renew('{a}', '{1}')`, "taken"},
+		{`SELECT pglock.cancel('a', ` + two + `)::text`, ""},
+		{`SELECT state FROM pglock.release('{a}', '{2}')`, "idle"}, // its answer was lost
+		{`SELECT pglock.guard('a', 2)::text`, "PW002 idle"},
+		{`SELECT name FROM pglock.acquire('{""}', '1 h')`, "22023 "},
+		{`SELECT name FROM pglock.acquire('{a}', '1 ms')`, "22023 "},
+	} {
+		if got := answer(t, pool, pgx.TxOptions{}, tt.sql); !strings.HasPrefix(got, tt.want) || tt.want == "" && got != "" {
+			t.Errorf("%d: %s answers %q, want %q", i, tt.sql, got, tt.want)
+		}
+	}
+	higher := pgx.TxOptions{IsoLevel: pgx.RepeatableRead}
+	if got := answer(t, pool, higher, `SELECT name FROM pglock.acquire('{a}', '1 h')`); !strings.HasPrefix(got, "25000") {
+		t.Errorf("at REPEATABLE READ acquire answers %q", got)
+	}
+}
+
+// answer is what a query answers, or the SQLSTATE of its refusal with the detail.
+func answer(t *testing.T, pool *pgxpool.Pool, options pgx.TxOptions, sql string) (said string) {
+	t.Helper()
+	err := pgx.BeginTxFunc(t.Context(), pool, options, func(tx pgx.Tx) error {
+		return tx.QueryRow(t.Context(), sql).Scan(&said)
+	})
+	if refused, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return refused.Code + " " + refused.Detail
+	}
+	if err != nil {
+		t.Errorf("%s: %v", sql, err)
+	}
+	return said
 }
