@@ -100,6 +100,9 @@ func ExampleClient_Close() {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	err := client.Elect(ctx, "reports", 30*time.Second, report)
+	if ctx.Err() != nil {
+		err = nil // it was asked to end
+	}
 
 	closing, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
