@@ -31,10 +31,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pawl-go/pawl/internal/pgserver"
-	"github.com/pawl-go/pawl/migrations"
+	"github.com/pawl-go/pawl/internal/scratch"
 )
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
@@ -47,7 +44,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var err error
 	switch {
 	case len(args) == 0:
-		err = onServer(ctx, func(dsn string) error { return show(ctx, dsn, stdout, true) })
+		err = scratch.Server(ctx, func(dsn string) error { return show(ctx, dsn, stdout, true) })
 	case len(args) == 1 && args[0] == writerCommand:
 		err = write(ctx, os.Stdin, stdout)
 	default:
@@ -59,24 +56,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 1
 	}
 	return 0
-}
-
-// onServer runs fn on a PostgreSQL that has the migrations and ends with it.
-func onServer(ctx context.Context, fn func(dsn string) error) (err error) {
-	server, err := pgserver.Start(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, server.Stop()) }()
-	pool, err := pgxpool.New(ctx, server.DSN())
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	if err := migrations.Up(ctx, pool); err != nil {
-		return err
-	}
-	return fn(server.DSN())
 }
 
 // show tells the story twice, and returns an error unless the late write won at

@@ -25,8 +25,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pawl-go/pawl/internal/pgserver"
-	"github.com/pawl-go/pawl/migrations"
+	"github.com/pawl-go/pawl/internal/scratch"
 )
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
@@ -43,7 +42,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var err error
 	switch {
 	case len(args) == 0:
-		err = onServer(ctx, func(dsn string) error { return watch(ctx, dsn, stdout, (*node).kill, ttl+bound) })
+		err = scratch.Server(ctx, func(dsn string) error { return watch(ctx, dsn, stdout, (*node).kill, ttl+bound) })
 	case len(args) == 1 && args[0] == nodeCommand:
 		err = stand(ctx, os.Stdin, stdout)
 	default:
@@ -55,24 +54,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 1
 	}
 	return 0
-}
-
-// onServer runs fn on a PostgreSQL that has the migrations and ends with it.
-func onServer(ctx context.Context, fn func(dsn string) error) (err error) {
-	server, err := pgserver.Start(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, server.Stop()) }()
-	pool, err := pgxpool.New(ctx, server.DSN())
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	if err := migrations.Up(ctx, pool); err != nil {
-		return err
-	}
-	return fn(server.DSN())
 }
 
 // watch has one leader end by kill and the next one leave, and returns an error
