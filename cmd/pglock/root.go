@@ -25,8 +25,8 @@ func (a *app) root() *cobra.Command {
 		Long: `pglock runs commands under leases that are kept in PostgreSQL, shows who holds
 and who waits, and brings the schema into a database and out of it.
 
-It connects by --dsn, else by DATABASE_URL, else by PGHOST, PGUSER and so on, as
-psql does.
+It connects by --dsn, else by DATABASE_URL, each a URL or keywords as psql takes
+them, else by PGHOST, PGUSER and so on.
 
 ` + exitHelp,
 		SilenceUsage:      true,
@@ -34,8 +34,8 @@ psql does.
 		DisableAutoGenTag: true,
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.dsn, "dsn", "", "the database, as a `URL` or keywords (default: DATABASE_URL, else PGHOST and so on)")
-	flags.StringVarP(&a.output, "output", "o", "text", "`format` of what is printed: text or json")
+	flags.StringVar(&a.dsn, "dsn", "", "`URL` of the database (default: DATABASE_URL, or PGHOST)")
+	flags.StringVarP(&a.output, "output", "o", "text", "`format` of what is printed, text or json")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp)) // there is such a flag
 	root.AddCommand(a.migrate(), a.run(), a.release(), a.key(), a.list(), a.blocked(), a.doctor())
 	return root
