@@ -63,6 +63,7 @@ func TestExitCodes(t *testing.T) {
 		{dsn, "release free --force", 76, "nobody"},
 		{dsn, "migrate", 64, "up, down, status, sql"},
 		{dsn, "migrate sideways", 64, "sideways"},
+		{dsn, "completion tcsh", 64, "bash, fish, powershell, zsh"},
 		{dsn, "fly", 64, "fly"},
 		{dsn, "key", 64, "one NAME, not 0"},
 		{dsn, "release", 64, "one NAME, not 0"},
