@@ -112,7 +112,7 @@ func remedy(err error) string {
 	case "42P01": // undefined_table
 		return " (names are taken as PostgreSQL stores them, which is in lower case unless they were quoted; write schema.table for one that isn't on the search_path)"
 	case "42703": // undefined_column
-		return ` (give the field its column's exact name in a db tag, or db:"-"; WithKey and WithVersion name the other two)`
+		return ` (a field's column: give its exact name in a db tag, or db:"-"; the version's: ALTER TABLE … ADD COLUMN version bigint NOT NULL DEFAULT 1, or WithVersion; the key's: WithKey)`
 	case "42P10": // invalid_column_reference, here only from ON CONFLICT
 		return " (the key column needs a PRIMARY KEY or UNIQUE constraint of its own)"
 	case "22003": // numeric_value_out_of_range

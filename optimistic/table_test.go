@@ -156,7 +156,7 @@ func TestTable_WrongSchema(t *testing.T) {
 	_, err = optimistic.NewTable[struct{ Owner string }]("accounts").Get(ctx, pool, 1)
 	check(err, "42703", "owner", "db tag")
 	_, err = optimistic.NewTable[account]("accounts", optimistic.WithVersion("rev")).Get(ctx, pool, 1)
-	check(err, "42703", "rev", "WithVersion")
+	check(err, "42703", "rev", "WithVersion", "ADD COLUMN version bigint NOT NULL DEFAULT 1")
 	_, _, err = optimistic.NewTable[account]("small").Insert(ctx, pool, 1, account{})
 	check(err, "22003", "bigint")
 	_, _, err = optimistic.NewTable[struct{ Twice int }]("computed").Insert(ctx, pool, 1, struct{ Twice int }{1})

@@ -100,7 +100,7 @@ func (e *LostError) Error() string {
 	if e.Token != 0 {
 		s = fmt.Sprintf("pglock: lease %q with token %d lost: %s", e.Name, e.Token, e.Cause)
 	}
-	if e.Err != nil {
+	if e.Err != nil && e.Cause != GivenBack { // which says it all
 		s += ": " + e.Err.Error()
 	}
 	return s

@@ -82,7 +82,7 @@ func (c *Client) list(ctx context.Context, scan func(pgx.Rows) error, sql string
 
 const forceReleaseSQL = `SELECT $2::bigint, state, blockers, since FROM pglock.force_release($1::text, $2::bigint)`
 
-// ForceRelease ends the tenure with that token, whosever it is, and hands the
+// ForceRelease ends the tenure with that token, whoever holds it, and hands the
 // lease on to the next waiter. The holder learns of it with its next renewal,
 // and its Guard fails at once. Otherwise it returns a *LostError (ErrLost) when
 // that tenure has ended before, and a *BlockedError when a transaction that

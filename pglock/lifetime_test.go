@@ -3,6 +3,7 @@ package pglock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -87,6 +88,8 @@ func TestGuard_AfterItsOwnRelease(t *testing.T) {
 	err := l.InTx(t.Context(), pool, func(context.Context, pgx.Tx) error { return nil })
 	if lost, ok := errors.AsType[*pglock.LostError](err); !ok || lost.Cause != pglock.GivenBack || !errors.Is(err, pglock.ErrReleased) {
 		t.Errorf("InTx after Release says %v", err)
+	} else if want := fmt.Sprintf("pglock: lease \"given back\" with token %d lost: released by its holder", l.Token()); err.Error() != want {
+		t.Errorf("InTx after Release says %q, want %q", err, want)
 	}
 }
 

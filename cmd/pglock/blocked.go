@@ -36,14 +36,16 @@ func (a *app) blocked() *cobra.Command {
 		Long: `blocked shows the backends of this database that wait for a lock, of a row, a
 table, a lease's row or an advisory one, each below the one that is in its way.
 On top stand those that wait for nothing: theirs is the transaction to end, with
-SELECT pg_cancel_backend(PID) or, where they are idle, pg_terminate_backend(PID).
+SELECT pg_cancel_backend(PID) or, where they are idle,
+pg_terminate_backend(PID).
 
 The query of a backend is its last one; what holds the lock may have been an
 earlier one. Queries and ages of other roles are for members of pg_monitor. It
 takes no row locks, and needs neither the schema nor a grant.`,
 		Example: `  pglock blocked
   pglock blocked -o json`,
-		Args: cobra.NoArgs,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.verb(func(ctx context.Context, _ []string) error {
 			client, done, err := a.client(ctx)
 			if err != nil {

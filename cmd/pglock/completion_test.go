@@ -22,9 +22,35 @@ func TestCompletion(t *testing.T) {
 			}
 		}
 	}
+	// A name is not a file's.
+	for _, verb := range []string{"key", "release", "ls", "run", "migrate up"} {
+		args := append(append([]string{"__complete"}, strings.Fields(verb)...), "")
+		if got := do(t, "", args...); got.stdout != ":4\n" {
+			t.Errorf("%s is completed by %q, want nothing and no files", verb, got.stdout)
+		}
+	}
+	if got := do(t, "", "__complete", "run", "backup", "--", ""); got.stdout != ":0\n" {
+		t.Errorf("the command of run is completed by %q, want files", got.stdout)
+	}
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		if got := do(t, "", "completion", shell); got.code != 0 || !strings.Contains(got.stdout, "pglock") {
 			t.Errorf("%s: %d, %s", shell, got.code, got.stderr)
+		}
+	}
+}
+
+// Help fits on a terminal of 80 columns.
+func TestHelp_Width(t *testing.T) {
+	t.Parallel()
+	for _, verb := range []string{"", "run", "ls", "blocked", "doctor", "release", "key", "migrate", "migrate up", "migrate down", "migrate status", "migrate sql"} {
+		got := do(t, "", append(strings.Fields(verb), "--help")...)
+		if got.code != 0 || got.stdout == "" {
+			t.Errorf("%s: %+v", verb, got)
+		}
+		for line := range strings.Lines(got.stdout) {
+			if n := len(strings.TrimRight(line, "\n")); n > 80 {
+				t.Errorf("%s: %d columns: %s", verb, n, line)
+			}
 		}
 	}
 }

@@ -76,14 +76,16 @@ func (a *app) doctor() *cobra.Command {
 		Use:   "doctor",
 		Short: "Look for what would break or slow down locks, and say what to do",
 		Long: `doctor looks at the server, the schema and the settings that this role gets, and
-says of each finding what to do. A danger is what lets two hold one lock or nobody
-get it: doctor then exits with 1. A warning is what is slow or fails one day.
+says of each finding what to do. A danger is what lets two hold one lock or
+nobody get it: doctor then exits with 1. A warning is what is slow or fails one
+day.
 
-It takes no row locks, changes nothing and waits for nobody for long. A role with
-few grants gets fewer answers, and is told which grant shows the rest.`,
+It takes no row locks, changes nothing and waits for nobody for long. A role
+with few grants gets fewer answers, and is told which grant shows the rest.`,
 		Example: `  pglock doctor
   pglock doctor -o json | jq '.[] | select(.level == "danger")'`,
-		Args: cobra.NoArgs,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.verb(func(ctx context.Context, _ []string) error {
 			pool, err := a.connect(ctx)
 			if err != nil {

@@ -29,6 +29,7 @@ func TestExitCodes(t *testing.T) {
 	if err := os.WriteFile(script, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
+	tooLong := strings.Repeat("x", 1025)
 	for _, tt := range []struct {
 		dsn  string
 		args string
@@ -54,14 +55,21 @@ func TestExitCodes(t *testing.T) {
 		{dsn, "run held --wait 0s -- true", 64, "--try"},
 		{dsn, "run held --ttl 99ms -- true", 64, "100ms to 24h"},
 		{dsn, "run held --ttl soon -- true", 64, "soon"},
+		{dsn, "run held --wait 5 -- true", 64, "5m"},
+		{dsn, "run held sh -c true", 64, "after --"},
 		{dsn, "run held -o xml -- true", 64, "text or json"},
 		{dsn, "release held", 64, fmt.Sprintf("--token %d", l.Token())},
 		{dsn, "release held --token 999999", 76, "token 999999"},
 		{dsn, "release free --force", 76, "nobody"},
 		{dsn, "migrate", 64, "up, down, status, sql"},
 		{dsn, "migrate sideways", 64, "sideways"},
+		{dsn, "completion tcsh", 64, "bash, fish, powershell, zsh"},
 		{dsn, "fly", 64, "fly"},
-		{dsn, "key", 64, "1 arg"},
+		{dsn, "key", 64, "one NAME, not 0"},
+		{dsn, "release", 64, "one NAME, not 0"},
+		{dsn, "key " + tooLong, 64, "NAME has 1025 bytes"},
+		{dsn, "run " + tooLong + " -- true", 64, "NAME has 1025 bytes"},
+		{dsn, "release " + tooLong + " --force", 64, "NAME has 1025 bytes"},
 		{"postgres://%zz", "migrate status", 64, "postgres://user"},
 		{pgtest.EmptyDSN(t), "run free -- true", 78, "migrate up"},
 		{pgtest.EmptyDSN(t), "release free --force", 78, "migrate up"},

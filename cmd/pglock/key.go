@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -30,12 +29,11 @@ func (a *app) key() *cobra.Command {
 		Long: `key shows the number under which pglock.KeyOf(NAME) is locked: as
 pg_advisory_lock(bigint) takes it, and as pg_locks shows it. It needs no server.`,
 		Example: `  pglock key accounts/42
-  psql -c "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND (classid, objid, objsubid) = (1, 2, 1)"`,
-		Args: cobra.ExactArgs(1),
+  psql -c "SELECT pid FROM pg_locks WHERE locktype = 'advisory'
+    AND (classid, objid, objsubid) = (3360331036, 2718546926, 1)"`,
+		Args:              oneName,
+		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.verb(func(_ context.Context, args []string) error {
-			if name := args[0]; name == "" || len(name) > 1024 || !utf8.ValidString(name) {
-				return usagef("NAME %q: give UTF-8 of 1 to 1,024 bytes", name)
-			}
 			k := keyOf(args[0])
 			return a.print(k, func() *table {
 				t := newTable("NAME", ">BIGINT", ">CLASSID", ">OBJID", ">OBJSUBID")

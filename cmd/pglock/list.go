@@ -19,26 +19,27 @@ func (a *app) list() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls [NAME...]",
 		Aliases: []string{"list"},
-		Short:   "Show leases, who waits for them, advisory locks and protected tables",
-		Long: `ls shows the leases with their holders, tokens and the time left, and behind each
-who waits for it; the advisory locks; and the tables that pglock.protect has
-protected. With names, only what has one of them.
+		Short:   "Show leases, who waits for them, advisory locks, protected tables",
+		Long: `ls shows the leases with their holders, tokens and the time left, and behind
+each who waits for it; the advisory locks; and the tables that pglock.protect
+has protected. With names, only what has one of them.
 
-The server knows the numbers of advisory locks only: a lock is shown under a name
-if that is the name of a lease or among the arguments. FOR is how long it has been
-held or waited for; of an advisory lock, how long its transaction has been open or
-its session has sent nothing.
+The server knows the numbers of advisory locks only: a lock is shown under a
+name if that is the name of a lease or among the arguments. FOR is how long it
+has been held or waited for; of an advisory lock, how long its transaction has
+been open or its session has sent nothing.
 
 It takes no row locks and works on a standby. What the role may not see, or what
 somebody has locked, is said and left out. With --watch it looks once a second
-until it is interrupted, and marks what has come (+), gone (-) and changed (*);
-with -o json it then prints a line whenever something has changed.
+until it is interrupted, and marks for 3 s what has come (+), gone (-) and
+changed (*); with -o json it then prints a line whenever something has changed.
 
 The role needs EXECUTE on pglock.list_leases and pglock.list_waiters, and SELECT
 on pglock.protected_tables.`,
 		Example: `  pglock ls
   pglock ls accounts/42 -o json
   pglock ls --watch`,
+		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.verb(func(ctx context.Context, names []string) error {
 			if watch {
 				return a.watch(ctx, names)

@@ -29,8 +29,9 @@ func (a *app) migrateUp() *cobra.Command {
 		Long: `up applies what is missing of the migrations, and shows them all. Any number
 may run at once. The role needs CREATE on the database, or a schema pglock that
 it owns.`,
-		Args: cobra.NoArgs,
-		RunE: a.verb(func(ctx context.Context, _ []string) error { return a.migrated(ctx, migrations.Up) }),
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              a.verb(func(ctx context.Context, _ []string) error { return a.migrated(ctx, migrations.Up) }),
 	}
 }
 
@@ -41,17 +42,19 @@ func (a *app) migrateDown() *cobra.Command {
 		Long: `down takes back all migrations and drops the schema: leases and fences are
 gone, and tokens begin again with 1. It refuses while a table is protected, or
 anything else of yours stands in the schema or depends on it, and says what.`,
-		Args: cobra.NoArgs,
-		RunE: a.verb(func(ctx context.Context, _ []string) error { return a.migrated(ctx, migrations.Down) }),
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              a.verb(func(ctx context.Context, _ []string) error { return a.migrated(ctx, migrations.Down) }),
 	}
 }
 
 func (a *app) migrateStatus() *cobra.Command {
 	return &cobra.Command{
-		Use:   "status",
-		Short: "Show which migrations are applied",
-		Long:  "status shows which migrations are applied, and exits with 78 where one is not.",
-		Args:  cobra.NoArgs,
+		Use:               "status",
+		Short:             "Show which migrations are applied",
+		Long:              "status shows which migrations are applied, and exits with 78 where one is not.",
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.verb(func(ctx context.Context, _ []string) error {
 			pool, err := a.connect(ctx)
 			if err != nil {
@@ -129,7 +132,8 @@ databases that only an administrator may change. A later pglock migrate up finds
 them applied. It needs no server.`,
 		Example: `  pglock migrate sql > pglock.sql
   psql "$DSN" -f pglock.sql`,
-		Args: cobra.NoArgs,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.verb(func(context.Context, []string) error {
 			script, err := script(migrations.FS, down)
 			if err != nil {

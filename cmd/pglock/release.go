@@ -31,8 +31,9 @@ func (a *app) release() *cobra.Command {
 	var token int64
 	var force bool
 	cmd := &cobra.Command{
-		Use:   "release NAME {--token N | --force}",
-		Short: "End a lease whosever it is, and hand it on",
+		Use:                   "release NAME {--token N | --force}",
+		DisableFlagsInUseLine: true,
+		Short:                 "End a lease, whoever holds it, and hand it on",
 		Long: `release shows who holds the lease NAME, ends that tenure and hands the lease on
 to the next in line. It refuses without the token of that tenure, so that what
 is ended is what was looked at; --force ends whichever there is.
@@ -48,7 +49,8 @@ It exits with 76 where nobody holds the lease, or not under that token. The role
 needs EXECUTE on pglock.force_release.`,
 		Example: `  pglock release accounts/42 --token 17
   pglock release accounts/42 --force`,
-		Args: cobra.ExactArgs(1),
+		Args:              oneName,
+		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.verb(func(ctx context.Context, args []string) error {
 			if token < 0 || token > 0 && force {
 				return usagef("give --token N, which is above zero, or --force")
@@ -114,7 +116,7 @@ func (a *app) forceRelease(ctx context.Context, client *pglock.Client, h *held) 
 }
 
 func (h *held) table() *table {
-	t := newTable("NAME", ">TOKEN", "OWNER", "ROLE", "SINCE", ">LEFT", ">WAITING", "")
+	t := newTable("NAME", ">TOKEN", "HOLDER", "ROLE", ">FOR", ">LEFT", ">WAITING", "STATE")
 	left := text(brief(h.Remaining))
 	if h.Remaining <= 0 {
 		left = cell{"expired", yellow}
@@ -123,7 +125,7 @@ func (h *held) table() *table {
 	if h.Released {
 		what = cell{"released", green}
 	}
-	t.add(text(h.Name), text(h.Token), text(h.Owner), text(h.Role), text(h.AcquiredAt.Local().Format(time.DateTime)),
+	t.add(text(h.Name), text(h.Token), text(h.Owner), text(h.Role), text(brief(h.ExpiresAt.Add(-h.Remaining).Sub(h.AcquiredAt))),
 		left, text(h.Waiters), what)
 	return t
 }
@@ -149,7 +151,7 @@ func (a *app) advisory(ctx context.Context, pool *pgxpool.Pool, name string) err
 		var since time.Time
 		_, err = pgx.ForEachRow(rows, []any{&pid, &program, &role, &address, &since}, func() error {
 			holders++
-			a.complain(fmt.Errorf("an advisory lock of that name is held by backend %d (%s, %s from %s, as it is since %s): SELECT pg_terminate_backend(%d) ends it",
+			a.complain(fmt.Errorf("an advisory lock of that name is held by backend %d (%s, %s from %s, in this state since %s): SELECT pg_terminate_backend(%d) ends it",
 				pid, program, role, address, since.Local().Format(time.DateTime), pid))
 			return nil
 		})

@@ -25,8 +25,8 @@ func (a *app) root() *cobra.Command {
 		Long: `pglock runs commands under leases that are kept in PostgreSQL, shows who holds
 and who waits, and brings the schema into a database and out of it.
 
-It connects by --dsn, else by DATABASE_URL, else by PGHOST, PGUSER and so on, as
-psql does.
+It connects by --dsn, else by DATABASE_URL, each a URL or keywords as psql takes
+them, else by PGHOST, PGUSER and so on.
 
 ` + exitHelp,
 		SilenceUsage:      true,
@@ -34,10 +34,14 @@ psql does.
 		DisableAutoGenTag: true,
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.dsn, "dsn", "", "the database, as a `URL` or keywords (default: DATABASE_URL, else PGHOST and so on)")
-	flags.StringVarP(&a.output, "output", "o", "text", "`format` of what is printed: text or json")
+	flags.StringVar(&a.dsn, "dsn", "", "`URL` of the database (default: DATABASE_URL, or PGHOST)")
+	flags.StringVarP(&a.output, "output", "o", "text", "`format` of what is printed, text or json")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp)) // there is such a flag
 	root.AddCommand(a.migrate(), a.run(), a.release(), a.key(), a.list(), a.blocked(), a.doctor())
+	root.InitDefaultCompletionCmd() // which prints its help, and exits with 0, for a shell that it doesn't know
+	if completion, _, err := root.Find([]string{"completion"}); err == nil {
+		needVerb(completion, completion.Commands())
+	}
 	return root
 }
 
@@ -66,6 +70,12 @@ func (a *app) begin() error {
 // verbs makes a verb that is nothing without one of its own verbs.
 func verbs(cmd *cobra.Command, below ...*cobra.Command) *cobra.Command {
 	cmd.AddCommand(below...)
+	needVerb(cmd, below)
+	return cmd
+}
+
+// needVerb has the command refuse to be called without one of its verbs.
+func needVerb(cmd *cobra.Command, below []*cobra.Command) {
 	var names []string
 	for _, v := range below {
 		names = append(names, v.Name())
@@ -77,5 +87,4 @@ func verbs(cmd *cobra.Command, below ...*cobra.Command) *cobra.Command {
 		}
 		return fmt.Errorf("%s: give one of %s", cmd.CommandPath(), strings.Join(names, ", "))
 	}
-	return cmd
 }

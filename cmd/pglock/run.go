@@ -8,8 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -26,35 +26,46 @@ type runOptions struct {
 func (a *app) run() *cobra.Command {
 	var o runOptions
 	cmd := &cobra.Command{
-		Use:   "run NAME [--ttl 30s] [--wait 1m | --try] -- COMMAND [ARGUMENT...]",
-		Short: "Run a command under a lease, as flock does under a file",
+		Use:                   "run NAME [--ttl 30s] [--wait 1m | --try] -- COMMAND [ARGUMENT...]",
+		DisableFlagsInUseLine: true,
+		Short:                 "Run a command under a lease, as flock does under a file",
 		Long: `run waits for the lease NAME, runs the command while it is held, releases it and
 exits as the command did. It prints nothing of its own unless it waits for
 longer than a second or something goes wrong.
 
-The command has in its environment PGLOCK_NAME, PGLOCK_TOKEN and PGLOCK_DEADLINE,
-the time (RFC 3339) up to which the lease is held if it can't be renewed even
-once. It is renewed for as long as the command runs.
+The command finds PGLOCK_NAME and PGLOCK_TOKEN in its environment, and
+PGLOCK_DEADLINE, the time (RFC 3339) up to which the lease is held if no renewal
+succeeds. run renews the lease for as long as the command runs. The TTL (--ttl)
+is how long others wait, at the most, when run is killed or cut off from the
+server.
 
-The command is a process group of its own. Every signal that run gets it passes
-on to that group; while it waits, one to end makes it give up, and leave the
-line. When the command has ended, what is left of its group is ended too, by
-TERM and 5 s later by KILL, and then the lease is released.
+The command runs in a process group of its own, and run passes on to that group
+every signal it gets. While it still waits for the lease, a signal to end makes
+it give up its place in the line. When the command has ended, what is left of
+its group is ended too, by TERM and 5 s later by KILL, and then the lease is
+released.
 
 When the lease can't be renewed, the group gets TERM with a quarter of the TTL
-left (10 s at the most), and KILL before anybody else can be granted it: so two
-don't run while run does. When somebody has released it by force, run notices
-with the next renewal, after a third of the TTL, and ends the group within 1 s.
-If run itself is killed, the kernel kills the command; this is on Linux only, and
-not for what the command has started in turn. If run is stopped, the command
-goes on. What protects a resource in every case is PGLOCK_TOKEN: give it to
-pglock.present or pglock.fence in the transaction that writes.
+left (10 s at the most), and KILL before anybody else can be granted the lease:
+as long as run itself runs, no two commands do. When somebody has released the
+lease by force, run notices with the next renewal, after a third of the TTL, and
+ends the group within 1 s. If run itself is killed, the kernel kills the
+command, on Linux only, and not what the command has started in turn. If run is
+stopped, the command goes on. What protects a resource in every case is
+PGLOCK_TOKEN: give it to pglock.present or pglock.fence in the transaction that
+writes.
 
 On a terminal the command gets Ctrl-C itself, and Ctrl-Z suspends nothing: a
 suspended command would keep others waiting.`,
 		Example: `  pglock run backup --ttl 1m -- ./backup.sh /var/data
   pglock run nightly --try -- ./nightly.sh || [ $? = 75 ]
-  pglock run deploy --wait 10m -- sh -c 'echo "token $PGLOCK_TOKEN"; ./deploy.sh'`,
+  pglock run deploy --wait 10m -- sh -c './deploy.sh --token "$PGLOCK_TOKEN"'`,
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp // NAME
+			}
+			return nil, cobra.ShellCompDirectiveDefault
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch dash := cmd.ArgsLenAtDash(); {
 			case dash < 0 || len(args) == dash:
@@ -63,6 +74,9 @@ suspended command would keep others waiting.`,
 				return fmt.Errorf("run: give one NAME before --, not %d", dash)
 			}
 			o.name = args[0]
+			if err := checkName(o.name); err != nil {
+				return err
+			}
 			if err := o.check(cmd.Flags().Changed("wait")); err != nil {
 				return err
 			}
@@ -72,17 +86,28 @@ suspended command would keep others waiting.`,
 			return a.runUnder(cmd.Context(), o, args[1:])
 		},
 	}
+	cmd.SetFlagErrorFunc(runFlag)
 	flags := cmd.Flags()
-	flags.DurationVar(&o.ttl, "ttl", 30*time.Second, "how long the lease outlives a run that is cut off, from 100ms to 24h")
-	flags.DurationVar(&o.wait, "wait", 0, "how long to wait for the lease (default: as long as it takes)")
+	flags.DurationVar(&o.ttl, "ttl", 30*time.Second, "the lease's time limit, from 100ms to 24h")
+	flags.DurationVar(&o.wait, "wait", 0, "how long to wait (default: as long as it takes)")
 	flags.BoolVarP(&o.try, "try", "n", false, "don't wait: exit with 75 where somebody else holds it")
 	return cmd
 }
 
+// runFlag says what to do about a flag of run's that is refused. An unknown one is
+// often the command's, as flock would take it.
+func runFlag(_ *cobra.Command, err error) error {
+	switch said := err.Error(); {
+	case strings.HasPrefix(said, "unknown "):
+		return fmt.Errorf("%w: the command and its flags go after --, as in pglock run NAME -- COMMAND", err)
+	case strings.Contains(said, ": time: "):
+		return fmt.Errorf("%w: give a unit too, as in 30s or 5m", err)
+	}
+	return err
+}
+
 func (o runOptions) check(bounded bool) error {
 	switch {
-	case o.name == "" || len(o.name) > 1024 || !utf8.ValidString(o.name):
-		return usagef("NAME %q: give UTF-8 of 1 to 1,024 bytes", o.name)
 	case o.ttl < 100*time.Millisecond || o.ttl > 24*time.Hour:
 		return usagef("--ttl %v: give 100ms to 24h", o.ttl)
 	case bounded && o.try:

@@ -71,7 +71,8 @@ func (r *textReport) tally(t tally) {
 	expected, actual, missing := max(width, len("expected")), max(width, len("actual")), max(width, len("lost"))
 	if !r.headed {
 		r.headed = true
-		r.print(r.stdout, "%d workers × %d withdrawals of 1, each with %v between reading and writing\n", o.workers, o.ops, o.think)
+		r.print(r.stdout, "%d workers × %d withdrawals of 1 from %d, with %v between reading and writing\n",
+			o.workers, o.ops, opening(int64(o.workers)*int64(o.ops)), o.think)
 		r.print(r.stdout, "%s", r.paint(bold, fmt.Sprintf("%-10s  %*s  %*s  %*s  %-18s  %8s",
 			"strategy", expected, "expected", actual, "actual", missing, "lost", "retries or waits", "time")))
 	}

@@ -24,7 +24,7 @@ func TestPlainText(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		`^4 workers × 10 withdrawals of 1, each with 5ms between`,
+		`^4 workers × 10 withdrawals of 1 from 1000, with 5ms between`,
 		`^strategy    expected  actual  lost  retries or waits        time$`,
 		`^none             960     9\d\d  [ \d]{3}\d  – +\d+\.\d\d s$`,
 		`^row              960     960     0  waits of [\d.]+ ms +\d+\.\d\d s$`,
