@@ -140,7 +140,7 @@ func Status(ctx context.Context, pool *pgxpool.Pool) ([]State, error) {
 				AppliedAt: status.AppliedAt,
 			})
 		}
-		return err
+		return explain(ctx, db, err)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read the state of pglock's migrations: %w", err)
@@ -156,6 +156,10 @@ func explain(ctx context.Context, db *sql.DB, err error) error {
 		return err
 	}
 	switch refused.Code {
+	case "42501": // insufficient_privilege
+		role := refused.Message // by itself it says what, and of whom nothing
+		_ = db.QueryRowContext(ctx, "SELECT current_user").Scan(&role)
+		return fmt.Errorf("%w: role %q needs CREATE on the database, or to be the owner of schema pglock and of what stands in it", err, role)
 	case "2BP01": // dependent_objects_still_exist
 		return fmt.Errorf("%w: %s", err, refused.Detail)
 	case "55P03": // lock_not_available

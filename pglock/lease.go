@@ -3,6 +3,7 @@ package pglock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,6 +75,9 @@ func (l *Lease) Err() error {
 	}
 	return context.Cause(ctx)
 }
+
+// String returns what the lease was granted as, for people to read.
+func (l *Lease) String() string { return fmt.Sprintf("lease %q, token %d", l.name, l.token) }
 
 // open gives the lease a context that has not ended.
 func (l *Lease) open(values context.Context) {

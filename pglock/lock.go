@@ -149,6 +149,9 @@ func (c *Client) lock(ctx context.Context, key Key, take func(context.Context) (
 // Key returns the key that was locked.
 func (l *Lock) Key() Key { return l.key }
 
+// String returns what was locked, for people to read.
+func (l *Lock) String() string { return l.key.what() }
+
 // Context ends when the lock is released, or within 5 s of the loss of its
 // session, with the cause that Err returns. It carries the values of Lock's
 // context, but does not end with it.
