@@ -73,7 +73,7 @@ AS $$
 DECLARE
     lease pglock.leases;
 BEGIN
-    PERFORM pglock.check_request('enqueue', enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata);
+    enqueue.ttl := pglock.check_request('enqueue', enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata);
     IF NOT EXISTS (SELECT FROM pglock.leases l WHERE l.name = enqueue.name AND l.expires_at > clock_timestamp()) THEN
         SELECT a.granted, a.token, a.holder, a.remaining, a.expires_at
         INTO granted, token, holder, remaining, expires_at
@@ -111,12 +111,12 @@ BEGIN
         ticket := NULL;                                       -- it went with the subtransaction
         SELECT l.* INTO lease FROM pglock.leases l WHERE l.name = enqueue.name;
     END;
-    remaining := lease.expires_at - clock_timestamp();
-    granted := coalesce(lease.claim = enqueue.claim AND lease.role = session_user AND remaining > interval '0', false);
     IF lease.claim IS NULL THEN                               -- nobody's, but another transaction has its row
-        token := NULL; holder := NULL; remaining := NULL; expires_at := NULL;
+        granted := false; token := NULL; holder := NULL; remaining := NULL; expires_at := NULL;
     ELSE
         token := lease.token; holder := lease.holder; expires_at := lease.expires_at;
+        remaining := expires_at - clock_timestamp();
+        granted := lease.claim = enqueue.claim AND lease.role = session_user AND remaining > interval '0';
     END IF;
     RETURN NEXT;
 END
@@ -140,6 +140,10 @@ DECLARE
     moment   timestamptz;
 BEGIN
     PERFORM pglock.check_level('refresh');
+    IF names IS NULL OR claims IS NULL OR cardinality(names) <> cardinality(claims) THEN
+        RAISE EXCEPTION '% names beside % claims', coalesce(cardinality(names), 0), coalesce(cardinality(claims), 0)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each claim the name that it waits for.';
+    END IF;
     -- Before any ticket is locked: hand_on waits for tickets, and two refreshes
     -- that each hold what the other waits for would deadlock.
     SELECT coalesce(array_agg(e.name), '{}') INTO expired FROM (
