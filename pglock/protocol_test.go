@@ -208,3 +208,31 @@ func TestLease_L3_ATTLOfADay(t *testing.T) {
 		t.Errorf("a ticket has the TTL %s", got)
 	}
 }
+
+// To ask for one lease reads one, of however many: Observe does so each second.
+// The control is a plan for whatever may be wanted.
+func TestInspect_OneLeaseOfMany(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	exec(t, pool, `INSERT INTO pglock.leases (name, token, claim, role, expires_at)
+		SELECT i::text, 1, gen_random_uuid(), 'postgres', now() + interval '1 h' FROM generate_series(1, 10000) i`)
+	exec(t, pool, `ANALYZE pglock.leases`)
+	exec(t, pool, `CREATE FUNCTION any_of_them(wanted text) RETURNS TABLE (name text) LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
+		SELECT l.name FROM pglock.leases l WHERE wanted IS NULL OR l.name = wanted $$`)
+	scanned := func(sql string) int64 {
+		conn := newConn(t, pool)
+		const counted = `SELECT coalesce(pg_stat_get_xact_tuples_returned('pglock.leases'::regclass), 0)`
+		exec(t, conn, `BEGIN`)
+		before := one[int64](t, conn, counted)
+		if name := one[string](t, conn, sql); name != "77" {
+			t.Errorf("%s: %s", sql, name)
+		}
+		return one[int64](t, conn, counted) - before
+	}
+	if n := scanned(`SELECT name FROM pglock.list_leases('77')`); n > 10 {
+		t.Errorf("one lease was found by reading %d", n)
+	}
+	if n := scanned(`SELECT name FROM any_of_them('77')`); n < 10000 {
+		t.Errorf("the control read %d", n)
+	}
+}
