@@ -74,7 +74,10 @@ DECLARE
     lease pglock.leases;
 BEGIN
     enqueue.ttl := pglock.check_request('enqueue', enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata);
-    IF NOT EXISTS (SELECT FROM pglock.leases l WHERE l.name = enqueue.name AND l.expires_at > clock_timestamp()) THEN
+    -- Where somebody waits there is nothing to take, and the wait for the ticket of
+    -- the first is better bounded below.
+    IF NOT EXISTS (SELECT FROM pglock.leases l WHERE l.name = enqueue.name AND l.expires_at > clock_timestamp())
+       AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = enqueue.name) THEN
         SELECT a.granted, a.token, a.holder, a.remaining, a.expires_at
         INTO granted, token, holder, remaining, expires_at
         FROM pglock.acquire(ARRAY[enqueue.name], enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata) a;

@@ -37,6 +37,28 @@ func TestQueue_AFreeLeaseWhoseRowIsLocked(t *testing.T) {
 	}
 }
 
+// Who joins a queue whose first ticket another transaction has locked all the
+// time is told to ask again. An error would end the caller's wait.
+func TestQueue_L8_TheFirstTicketIsLocked(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	const claim = `'00000000-0000-4000-8000-000000000001'`
+	exec(t, pool, `SELECT pglock.acquire('{n}', '1 h')`)
+	exec(t, pool, `SELECT pglock.enqueue('n', '1 h', `+claim+`, 'nobody')`)
+	expire(t, pool, "n")
+	canceller := newConn(t, pool)
+	exec(t, canceller, `BEGIN`)
+	exec(t, canceller, `SELECT pglock.cancel('n', `+claim+`)`)
+	const join = `SELECT granted OR ticket IS NOT NULL FROM pglock.enqueue('n', '1 h', gen_random_uuid(), 'nobody')`
+	if one[bool](t, pool, join) {
+		t.Error("it was granted, or drew a ticket")
+	}
+	exec(t, canceller, `COMMIT`)
+	if !one[bool](t, pool, join) || waitersOf(t, pool) != 0 {
+		t.Error("asked again it was not granted")
+	}
+}
+
 // Where acquire waits for a ticket that is being taken back, what it took
 // before may expire meanwhile: that is answered once all the same, and has one
 // token.
