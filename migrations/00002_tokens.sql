@@ -49,7 +49,7 @@ $$;
 
 -- Moves the tokens ahead if this server is on another branch than they were
 -- drawn on last. A grant compares the timelines itself, and calls this only
--- where they differ.
+-- where it did not come about.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.follow_timeline() RETURNS void
 LANGUAGE plpgsql

@@ -1,6 +1,7 @@
 -- The lease protocol. What takes, renews or frees leases is set-based and
 -- answers a row for each name it was asked about; every row lock is taken in
--- the order of the names. A token stands for one tenure of one name, so that
+-- the order of the names, but for those that a release has to wait for, which
+-- come last. A token stands for one tenure of one name, so that
 -- arrays of names and tokens need not be joined: each is looked up in its own.
 -- Whatever ends a tenure first locks the row FOR UPDATE, which waits for a
 -- guard's FOR KEY SHARE; a renewal is a plain UPDATE of columns outside any

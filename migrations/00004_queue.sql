@@ -8,8 +8,9 @@
 --     it FOR UPDATE and then, in a later statement with a snapshot of its own,
 --     looks at the tickets. So neither can miss the other, and tickets are
 --     committed in the order of their numbers.
---   * No transaction waits once it has locked a ticket: refresh skips those that
---     are locked, and comes to them last; cancel locks one and nothing else.
+--   * Who locks a ticket without its lease's row waits for nothing after that:
+--     refresh skips those that are locked, and comes to them last; cancel locks
+--     one and nothing else. So who hands on several may wait for each.
 --   * A grant has the ticket's expiry, which the DELETE that consumes the ticket
 --     returns: a refresh is either in it or finds the ticket gone. The winner's
 --     own deadline, counted from its last refresh, is never later than that.

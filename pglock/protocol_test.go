@@ -239,7 +239,7 @@ func TestInspect_OneLeaseOfMany(t *testing.T) {
 	exec(t, pool, `INSERT INTO pglock.leases (name, token, claim, role, expires_at)
 		SELECT i::text, 1, gen_random_uuid(), 'postgres', now() + interval '1 h' FROM generate_series(1, 10000) i`)
 	exec(t, pool, `ANALYZE pglock.leases`)
-	exec(t, pool, `CREATE FUNCTION any_of_them(wanted text) RETURNS TABLE (name text) LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
+	exec(t, pool, `CREATE FUNCTION any_of_them(wanted text) RETURNS TABLE (name text) LANGUAGE sql STABLE SET plan_cache_mode = force_generic_plan AS $$
 		SELECT l.name FROM pglock.leases l WHERE wanted IS NULL OR l.name = wanted $$`)
 	scanned := func(sql string) int64 {
 		conn := newConn(t, pool)
