@@ -39,7 +39,7 @@ BEGIN
         RETURN;
     END IF;
     PERFORM setval('pglock.leases_token_seq', greatest(
-        (SELECT s.last_value FROM pglock.leases_token_seq s) + 1,
+        (SELECT s.last_value FROM pglock.leases_token_seq s) + 4194304, -- some may be drawn between this and setval
         (SELECT coalesce(max(l.token), 0) FROM pglock.leases l) + 1,
         (extract(epoch FROM clock_timestamp() - timestamptz '2020-01-01 00:00:00+00') * 4194304)::bigint));
     UPDATE pglock.epoch SET system_identifier = here_system, timeline = here_timeline, since = clock_timestamp();
@@ -49,7 +49,7 @@ $$;
 
 -- Moves the tokens ahead if this server is on another branch than they were
 -- drawn on last. A grant compares the timelines itself, and calls this only
--- where they differ.
+-- where it did not come about.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.follow_timeline() RETURNS void
 LANGUAGE plpgsql

@@ -1,6 +1,7 @@
 -- The lease protocol. What takes, renews or frees leases is set-based and
 -- answers a row for each name it was asked about; every row lock is taken in
--- the order of the names. A token stands for one tenure of one name, so that
+-- the order of the names, but for those that a release has to wait for, which
+-- come last. A token stands for one tenure of one name, so that
 -- arrays of names and tokens need not be joined: each is looked up in its own.
 -- Whatever ends a tenure first locks the row FOR UPDATE, which waits for a
 -- guard's FOR KEY SHARE; a renewal is a plain UPDATE of columns outside any
@@ -61,9 +62,11 @@ END
 $$;
 -- +goose StatementEnd
 
--- Refuses what acquire and enqueue can't grant.
+-- Refuses what acquire and enqueue can't grant, and returns the TTL without days:
+-- one that is added to a timestamp has 23 or 25 hours where summer time changes,
+-- and whoever counts on from the answer would believe 24.
 -- +goose StatementBegin
-CREATE FUNCTION pglock.check_request(verb text, ttl interval, claim uuid, owner text, metadata jsonb) RETURNS void
+CREATE FUNCTION pglock.check_request(verb text, ttl interval, claim uuid, owner text, metadata jsonb) RETURNS interval
 LANGUAGE plpgsql STABLE
 AS $$
 BEGIN
@@ -80,6 +83,7 @@ BEGIN
         RAISE EXCEPTION 'claim is NULL'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out, or give each acquire a uuid of its own.';
     END IF;
+    RETURN extract(epoch FROM ttl) * interval '1 s';
 END
 $$;
 -- +goose StatementEnd
@@ -113,10 +117,10 @@ DECLARE
     known   boolean;                                          -- this may be a repeat
     moment  timestamptz;
 BEGIN
-    PERFORM pglock.check_request('acquire', acquire.ttl, acquire.claim, acquire.owner, acquire.metadata);
+    acquire.ttl := pglock.check_request('acquire', acquire.ttl, acquire.claim, acquire.owner, acquire.metadata);
     IF cardinality(acquire.names) > 1
        AND cardinality(acquire.names) > (SELECT count(DISTINCT n.name) FROM unnest(acquire.names) AS n (name)) THEN
-        RAISE EXCEPTION 'a lease name stands twice in %', acquire.names USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'a lease name stands twice or is NULL in %', acquire.names USING ERRCODE = 'invalid_parameter_value';
     END IF;
     granted := true;
     holder := acquire.owner;
@@ -129,6 +133,7 @@ BEGIN
         SELECT array_agg(f.name) INTO free FROM (
             SELECT l.name FROM pglock.leases l
             WHERE l.name = ANY (acquire.names) AND l.expires_at <= clock_timestamp()
+              AND l.name <> ALL (taken)                       -- a wait may outlast a short TTL
             ORDER BY l.name
             FOR UPDATE SKIP LOCKED) f;
         IF free IS NOT NULL THEN
@@ -172,10 +177,11 @@ BEGIN
 
     moment := clock_timestamp();
     IF known THEN
-        -- A repeat locks the row again, so that its commit too waits for a synchronous standby.
+        -- A repeat locks the row again, so that its commit too waits for a synchronous
+        -- standby: with a lock that passes a renewal's and an enqueue's, or it would be skipped.
         PERFORM FROM pglock.leases l
         WHERE l.name = ANY (acquire.names) AND l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment
-        FOR NO KEY UPDATE SKIP LOCKED;
+        FOR KEY SHARE SKIP LOCKED;
     END IF;
     RETURN QUERY
     SELECT n.name, coalesce(l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment, false),
@@ -195,7 +201,7 @@ LANGUAGE sql STABLE
 AS $$
     SELECT w.name, w.token, CASE
         WHEN l.name IS NULL THEN 'expired'                    -- purged: only idle rows are
-        WHEN l.token <> w.token THEN 'taken'
+        WHEN l.token IS DISTINCT FROM w.token THEN 'taken'
         WHEN l.claim IS NULL THEN 'idle'
         WHEN l.role <> session_user THEN 'taken'
         WHEN l.expires_at <= moment THEN 'expired'
@@ -413,7 +419,7 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT f.name, f.token,
-           CASE WHEN f.token = ANY (ending) THEN 'released'
+           CASE WHEN f.token = ANY (ending) AND f.name = ANY (locked) THEN 'released'
                 WHEN f.state = 'busy' THEN 'blocked'
                 ELSE f.state END,
            b.pids, b.since

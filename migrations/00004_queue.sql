@@ -8,8 +8,9 @@
 --     it FOR UPDATE and then, in a later statement with a snapshot of its own,
 --     looks at the tickets. So neither can miss the other, and tickets are
 --     committed in the order of their numbers.
---   * No transaction waits once it has locked a ticket: refresh skips those that
---     are locked, and comes to them last; cancel locks one and nothing else.
+--   * Who locks a ticket without its lease's row waits for nothing after that:
+--     refresh skips those that are locked, and comes to them last; cancel locks
+--     one and nothing else. So who hands on several may wait for each.
 --   * A grant has the ticket's expiry, which the DELETE that consumes the ticket
 --     returns: a refresh is either in it or finds the ticket gone. The winner's
 --     own deadline, counted from its last refresh, is never later than that.
@@ -73,8 +74,11 @@ AS $$
 DECLARE
     lease pglock.leases;
 BEGIN
-    PERFORM pglock.check_request('enqueue', enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata);
-    IF NOT EXISTS (SELECT FROM pglock.leases l WHERE l.name = enqueue.name AND l.expires_at > clock_timestamp()) THEN
+    enqueue.ttl := pglock.check_request('enqueue', enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata);
+    -- Where somebody waits there is nothing to take, and the wait for the ticket of
+    -- the first is better bounded below.
+    IF NOT EXISTS (SELECT FROM pglock.leases l WHERE l.name = enqueue.name AND l.expires_at > clock_timestamp())
+       AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = enqueue.name) THEN
         SELECT a.granted, a.token, a.holder, a.remaining, a.expires_at
         INTO granted, token, holder, remaining, expires_at
         FROM pglock.acquire(ARRAY[enqueue.name], enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata) a;
@@ -111,12 +115,12 @@ BEGIN
         ticket := NULL;                                       -- it went with the subtransaction
         SELECT l.* INTO lease FROM pglock.leases l WHERE l.name = enqueue.name;
     END;
-    granted := coalesce(lease.claim = enqueue.claim AND lease.role = session_user AND lease.expires_at > clock_timestamp(), false);
     IF lease.claim IS NULL THEN                               -- nobody's, but another transaction has its row
-        token := NULL; holder := NULL; remaining := NULL; expires_at := NULL;
+        granted := false; token := NULL; holder := NULL; remaining := NULL; expires_at := NULL;
     ELSE
         token := lease.token; holder := lease.holder; expires_at := lease.expires_at;
-        remaining := lease.expires_at - clock_timestamp();
+        remaining := expires_at - clock_timestamp();
+        granted := lease.claim = enqueue.claim AND lease.role = session_user AND remaining > interval '0';
     END IF;
     RETURN NEXT;
 END
@@ -140,6 +144,10 @@ DECLARE
     moment   timestamptz;
 BEGIN
     PERFORM pglock.check_level('refresh');
+    IF names IS NULL OR claims IS NULL OR cardinality(names) <> cardinality(claims) THEN
+        RAISE EXCEPTION '% names beside % claims', coalesce(cardinality(names), 0), coalesce(cardinality(claims), 0)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each claim the name that it waits for.';
+    END IF;
     -- Before any ticket is locked: hand_on waits for tickets, and two refreshes
     -- that each hold what the other waits for would deadlock.
     SELECT coalesce(array_agg(e.name), '{}') INTO expired FROM (

@@ -3,20 +3,24 @@
 -- +goose Up
 
 -- Who holds what, and how many wait for it. Takes no row locks. Metadata is
--- shown to the role that stored it.
+-- shown to the role that stored it. A plan that doesn't know whether one is
+-- wanted would read them all for it.
 --   SELECT * FROM pglock.list_leases();
 -- +goose StatementBegin
 CREATE FUNCTION pglock.list_leases(wanted text DEFAULT NULL)
 RETURNS TABLE (name text, token bigint, holder text, role name, acquired_at timestamptz, expires_at timestamptz,
                remaining interval, ttl interval, metadata jsonb, waiters bigint)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
+BEGIN
+    RETURN QUERY
     SELECT l.name, l.token, l.holder, l.role, l.acquired_at, l.expires_at, l.expires_at - clock_timestamp(), l.ttl,
            CASE WHEN l.role = session_user THEN l.metadata END,
            (SELECT count(*) FROM pglock.waiters w WHERE w.name = l.name)
     FROM pglock.leases l
     WHERE l.claim IS NOT NULL AND (list_leases.wanted IS NULL OR l.name = list_leases.wanted)
-    ORDER BY l.name
+    ORDER BY l.name;
+END
 $$;
 -- +goose StatementEnd
 
