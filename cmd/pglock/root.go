@@ -20,8 +20,9 @@ type app struct {
 
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
-		Use:   "pglock",
-		Short: "Leases and locks on PostgreSQL, for shells and for people",
+		Use:     "pglock",
+		Short:   "Leases and locks on PostgreSQL, for shells and for people",
+		Version: version(),
 		Long: `pglock runs commands under leases that are kept in PostgreSQL, shows who holds
 and who waits, and brings the schema into a database and out of it.
 
