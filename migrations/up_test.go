@@ -121,7 +121,7 @@ func TestUp_SchemaMadeByTheDBA(t *testing.T) {
 	}
 	defer app.Close()
 	var refused *pgconn.PgError
-	if err := migrations.Up(t.Context(), app); !errors.As(err, &refused) || refused.Code != "42501" {
+	if err := migrations.Up(t.Context(), app); !errors.As(err, &refused) || refused.Code != "42501" || !strings.Contains(err.Error(), `role "app" needs CREATE on the database`) {
 		t.Fatalf("without a schema and the right to make one: %v", err)
 	}
 	do(t, dba, "CREATE SCHEMA pglock AUTHORIZATION app")

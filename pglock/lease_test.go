@@ -3,6 +3,7 @@ package pglock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -489,6 +490,24 @@ func TestWithLease(t *testing.T) {
 			t.Errorf("got %v, want a loss: expired", err)
 		}
 	})
+}
+
+// Printing a handle shows what it stands for and touches nothing that changes.
+func TestHandles_ArePrinted(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	c := newClient(t, pool)
+	l := acquire(t, c, "printed", time.Minute)
+	if got, want := fmt.Sprint(l), fmt.Sprintf(`lease "printed", token %d`, l.Token()); got != want {
+		t.Errorf("a lease prints %s, want %s", got, want)
+	}
+	lock, err := c.Lock(t.Context(), pglock.KeyOf("printed").Shared())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := fmt.Sprint(lock), `advisory lock "printed (shared)"`; got != want {
+		t.Errorf("a lock prints %s, want %s", got, want)
+	}
 }
 
 // A wait that is given up says so, and that somebody had the lease.
