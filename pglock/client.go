@@ -18,9 +18,9 @@ import (
 // configuration of the pool that it was given: code that has taken every
 // connection of that pool starves no renewal.
 type Client struct {
-	config   *pgxpool.Config
-	owner    string
-	observer Observer
+	config *pgxpool.Config
+	owner  string
+	teller *teller // nil: no observer
 
 	// life ends when Close begins; calls in flight end with it.
 	life    context.Context
@@ -69,7 +69,7 @@ func New(pool *pgxpool.Pool, opts ...Option) *Client {
 	c.life, c.endLife = context.WithCancelCause(context.Background())
 	c.calls = &ownPool{client: c, max: callConns}
 	c.keeper = newKeeper(&ownPool{client: c, max: renewConns})
-	c.keeper.tell = func(e Event) { c.tell(context.Background(), e) }
+	c.keeper.tell = func(e Event) { tell(context.Background(), c, e) }
 	c.listener = newListener(c)
 	return c
 }
@@ -116,6 +116,9 @@ func (c *Client) Close(ctx context.Context) error {
 	c.listener.stop()
 	c.keeper.stop()
 	c.calls.close()
+	if c.teller != nil {
+		c.teller.drain()
+	}
 	return errors.Join(errs...)
 }
 
