@@ -304,11 +304,12 @@ END
 $$;
 -- +goose StatementEnd
 
--- Frees the leases of tenures that are over and hands each on to whoever waits
+-- Frees the leases of tenures that are over, or hands each on to whoever waits
 -- for it. The caller has their rows locked FOR UPDATE, by an earlier statement:
--- this one sees every ticket drawn before that.
+-- this one sees every ticket drawn before that. awaited is a guess that spares a
+-- statement: are they all waited for?
 -- +goose StatementBegin
-CREATE FUNCTION pglock.vacate(names text[]) RETURNS void
+CREATE FUNCTION pglock.vacate(names text[], awaited boolean) RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -317,23 +318,27 @@ DECLARE
     lease text;
 BEGIN
     LOOP
-        WITH ended AS (
-            UPDATE pglock.leases AS l
-            SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
-            WHERE l.name = ANY (names) AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
-            RETURNING l.name)
-        SELECT coalesce(array_agg(e.name), '{}') INTO freed FROM ended e;
-        IF cardinality(freed) = cardinality(names) THEN
-            RETURN;
+        freed := '{}';
+        IF NOT awaited THEN
+            WITH ended AS (
+                UPDATE pglock.leases AS l
+                SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
+                WHERE l.name = ANY (names) AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
+                RETURNING l.name)
+            SELECT coalesce(array_agg(e.name), '{}') INTO freed FROM ended e;
+            IF cardinality(freed) = cardinality(names) THEN
+                RETURN;
+            END IF;
         END IF;
         again := '{}';
         FOREACH lease IN ARRAY names LOOP
             IF lease <> ALL (freed) AND NOT pglock.hand_on(lease) THEN
-                again := again || lease;                      -- whoever waited has gone
+                again := again || lease;                      -- nobody waits, or not any more
             END IF;
         END LOOP;
         EXIT WHEN cardinality(again) = 0;
         names := again;
+        awaited := false;
     END LOOP;
 END
 $$;
@@ -356,13 +361,15 @@ DECLARE
     locked  text[];
     ending  bigint[];                                         -- the tokens of what is locked
     ends    timestamptz;                                      -- when the first of them expires
+    awaited boolean;                                          -- as it was before they were locked
     busy    record;
     moment  timestamptz;
 BEGIN
     PERFORM pglock.check_tenures('release', release.names, release.tokens);
-    SELECT coalesce(array_agg(h.name), '{}'), coalesce(array_agg(h.token), '{}'), min(h.expires_at)
-    INTO locked, ending, ends FROM (
-        SELECT l.name, l.token, l.expires_at FROM pglock.leases l
+    SELECT coalesce(array_agg(h.name), '{}'), coalesce(array_agg(h.token), '{}'), min(h.expires_at), coalesce(bool_and(h.awaited), true)
+    INTO locked, ending, ends, awaited FROM (
+        SELECT l.name, l.token, l.expires_at, EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name) AS awaited
+        FROM pglock.leases l
         WHERE l.name = ANY (release.names) AND l.token = ANY (release.tokens)
           AND l.claim IS NOT NULL AND l.role = session_user
         ORDER BY l.name
@@ -390,9 +397,15 @@ BEGIN
         FROM pglock.leases l WHERE l.name = ANY (locked) AND l.expires_at > moment;
     END IF;
     IF cardinality(locked) > 0 THEN
-        PERFORM pglock.vacate(locked);
+        PERFORM pglock.vacate(locked, awaited);
     END IF;
-    IF cardinality(ending) = cardinality(release.tokens) THEN
+    IF cardinality(ending) = 1 AND cardinality(release.tokens) = 1 THEN
+        name := locked[1];
+        token := ending[1];
+        state := 'released';
+        RETURN NEXT;
+        RETURN;
+    ELSIF cardinality(ending) = cardinality(release.tokens) THEN
         RETURN QUERY
         SELECT w.name, w.token, 'released', NULL::integer[], NULL::timestamptz
         FROM unnest(release.names, release.tokens) AS w (name, token);
@@ -475,7 +488,7 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock FROM PUBLIC;
 DROP FUNCTION pglock.guard(text, bigint);
 DROP FUNCTION pglock.check_snapshot(text, bigint, bigint);
 DROP FUNCTION pglock.release(text[], bigint[], interval);
-DROP FUNCTION pglock.vacate(text[]);
+DROP FUNCTION pglock.vacate(text[], boolean);
 DROP FUNCTION pglock.row_blockers(text);
 DROP FUNCTION pglock.lock_within(text, bigint, interval);
 DROP FUNCTION pglock.renew(text[], bigint[]);

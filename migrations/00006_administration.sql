@@ -51,7 +51,7 @@ BEGIN
         END IF;
         RETURN;
     END IF;
-    PERFORM pglock.vacate(ARRAY[force_release.name]);
+    PERFORM pglock.vacate(ARRAY[force_release.name], false);
     RETURN QUERY SELECT 'released', NULL::integer[], NULL::timestamptz;
 END
 $$;

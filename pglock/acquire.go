@@ -95,9 +95,9 @@ func (c *Client) TryAcquire(ctx context.Context, name string, ttl time.Duration,
 }
 
 // Acquire waits in line until it has the lease: waiters are granted it in the
-// order in which they came. When ctx ends first the error matches ErrLocked and
-// ctx.Err(); nothing is held then, but for a grant that was under way, which
-// ends after one TTL. For TTL and other errors see TryAcquire. A goroutine that
+// order in which they came. When ctx ends first the error matches ctx.Err(), and
+// ErrLocked unless the server had not answered yet; nothing is held then, but
+// for a grant that was under way, which ends after one TTL. For TTL and other errors see TryAcquire. A goroutine that
 // acquires a name twice waits for itself: each Lease is a tenure of its own,
 // also within one Client. One statement, and one for each third of the TTL that
 // it waits:

@@ -20,8 +20,9 @@ import (
 // No keys, or an invalid one, is an error before any SQL and leaves tx usable.
 // Any other error aborts tx: a wait longer than lock_timeout (SetLockTimeout)
 // is a *BlockedError (ErrLocked), and so is one that ctx ended, which matches
-// ctx.Err() too and closes the connection; a deadlock is named as one. Whatever
-// of the keys was locked by then is freed when tx is rolled back.
+// ctx.Err() too and closes the connection; a deadlock is named as one; a server
+// that has no room for more locks is a *FullError (ErrFull). Whatever of the keys
+// was locked by then is freed when tx is rolled back.
 //
 // One SELECT for each key, in one round trip (PostgreSQL manual, 13.3.5
 // Advisory Locks); see KeyOf for the number of a name:
@@ -38,7 +39,7 @@ func LockTx(ctx context.Context, tx pgx.Tx, keys ...Key) error {
 		batch.Queue(sql, args...)
 	}
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
-		return waited(ctx, fmt.Sprintf("advisory lock %q", keys), err)
+		return full(waited(ctx, fmt.Sprintf("advisory lock %q", keys), err))
 	}
 	return nil
 }
@@ -74,7 +75,7 @@ func TryLockTx(ctx context.Context, tx pgx.Tx, keys ...Key) error {
 		})
 	}
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
-		return fmt.Errorf("pglock: advisory lock %q: %w", keys, err)
+		return full(fmt.Errorf("pglock: advisory lock %q: %w", keys, err))
 	}
 
 	blocked := &BlockedError{}
@@ -86,7 +87,7 @@ func TryLockTx(ctx context.Context, tx pgx.Tx, keys ...Key) error {
 		batch.Queue("RELEASE SAVEPOINT pglock")
 	}
 	if len(refused) > 0 {
-		blocked.What = fmt.Sprintf("advisory lock %q", refused[0])
+		blocked.What = refused[0].what()
 		refused[0].queueHolders(batch, blocked)
 	}
 	if batch.Len() == 0 {
@@ -114,19 +115,18 @@ func forCall(ctx context.Context, keys []Key) ([]Key, error) {
 }
 
 // A shared lock stands beside shared ones: only an exclusive holder is in its
-// way. pg_stat_activity hides from a role what others do, so that since may be
+// way. A prepared transaction has no backend. pg_stat_activity hides from a role what others do, so that since may be
 // unknown.
-const holdersSQL = `SELECT array_agg(l.pid), min(a.xact_start)
+const holdersSQL = `SELECT array_agg(coalesce(l.pid, 0)), min(a.xact_start)
 FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
-WHERE l.locktype = 'advisory' AND l.granted AND l.pid <> pg_backend_pid()
+WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.classid = $1::bigint::oid AND l.objid = $2::bigint::oid AND l.objsubid = $3::int
   AND (l.mode = 'ExclusiveLock' OR NOT $4::bool)`
 
 // queueHolders asks who is in the way of k.
 func (k Key) queueHolders(batch *pgx.Batch, into *BlockedError) {
-	classid, objid := k.halves()
-	batch.Queue(holdersSQL, int64(classid), int64(objid), int32(k.space), k.shared).QueryRow(func(row pgx.Row) error {
+	batch.Queue(holdersSQL, append(k.place(), k.shared)...).QueryRow(func(row pgx.Row) error {
 		var since *time.Time
 		err := row.Scan(&into.Pids, &since)
 		if since != nil {

@@ -130,7 +130,7 @@ func (c *childClient) do(step string) (err error) {
 	if c.lease == nil && slices.Contains([]string{"ask", "guard", "fence", "update", "write in InTx"}, step) {
 		return errors.New("no lease")
 	}
-	if c.tx == nil && slices.Contains([]string{"bound the hold", "unbound the hold", "guard", "fence", "read", "update", "commit"}, step) {
+	if c.tx == nil && slices.Contains([]string{"bound the hold", "unbound the hold", "guard", "fence", "lock the row", "write the row", "read", "update", "commit"}, step) {
 		return errors.New("no transaction")
 	}
 	switch step {
@@ -153,6 +153,11 @@ func (c *childClient) do(step string) (err error) {
 		err = c.lease.Guard(ctx, c.tx)
 	case "fence":
 		err = pglock.Fence(ctx, c.tx, c.order.Name, c.lease.Token())
+	case "lock the row":
+		c.balance, err = pglock.LockRow(ctx, c.tx, pglock.ForNoKeyUpdate, pgx.RowTo[int], `SELECT balance FROM accounts WHERE name = $1`, c.order.Name)
+	case "write the row":
+		c.report.Sent = c.report.Sent || !c.tx.Conn().IsClosed()
+		_, err = c.tx.Exec(ctx, `UPDATE accounts SET balance = $2 WHERE name = $1`, c.order.Name, c.balance-1)
 	case "read":
 		err = c.tx.QueryRow(ctx, `SELECT balance FROM accounts WHERE name = $1`, c.order.Name).Scan(&c.balance)
 	case "update":

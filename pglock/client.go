@@ -18,9 +18,10 @@ import (
 // configuration of the pool that it was given: code that has taken every
 // connection of that pool starves no renewal.
 type Client struct {
-	config *pgxpool.Config
-	owner  string
-	teller *teller // nil: no observer
+	config  *pgxpool.Config
+	owner   string
+	teller  *teller // nil: no observer
+	polling bool
 
 	// life ends when Close begins; calls in flight end with it.
 	life    context.Context
@@ -29,6 +30,7 @@ type Client struct {
 	calls    *ownPool // acquires and releases
 	keeper   *keeper  // renewals
 	listener *listener
+	bank     *bank // session advisory locks
 
 	mu      sync.Mutex
 	closed  bool
@@ -71,6 +73,7 @@ func New(pool *pgxpool.Pool, opts ...Option) *Client {
 	c.keeper = newKeeper(&ownPool{client: c, max: renewConns})
 	c.keeper.tell = func(e Event) { tell(context.Background(), c, e) }
 	c.listener = newListener(c)
+	c.bank = newBank(c)
 	return c
 }
 
@@ -116,6 +119,7 @@ func (c *Client) Close(ctx context.Context) error {
 	c.listener.stop()
 	c.keeper.stop()
 	c.calls.close()
+	c.bank.close()
 	if c.teller != nil {
 		c.teller.drain()
 	}
@@ -171,6 +175,18 @@ func (c *Client) drop(h handle) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.handles, h)
+}
+
+// locks returns the session locks that are held.
+func (c *Client) locks() (locks []*Lock) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for h := range c.handles {
+		if l, ok := h.(*Lock); ok {
+			locks = append(locks, l)
+		}
+	}
+	return locks
 }
 
 // dial opens a connection outside any pool.

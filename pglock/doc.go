@@ -61,12 +61,18 @@
 // [SetHoldTimeout] has the server end such a session. [SetLockTimeout] bounds
 // the wait.
 //
-// A session advisory lock, [Lock], belongs to a connection of its own and ends
-// with it. It has no time limit: a process that hangs keeps it for as long as its
-// machine answers for the connection. And when the connection breaks, the server
-// may give the lock to another before the holder knows: Context ends within 5 s,
-// and what is written meanwhile is not refused. Advisory locks are in memory and
-// don't move to a standby.
+// A session advisory lock, [Lock], belongs to a connection of the client's own and
+// ends with it; so do those that share the connection, as many as the client holds.
+// It has no time limit: a process that hangs keeps it for as long as its machine
+// answers for the connection. And when the connection breaks, the server may give
+// the lock to another before the holder knows: Context ends within 5 s, and what
+// is written meanwhile is not refused. Advisory locks are in memory and don't move
+// to a standby. A client that holds none has no connection open for them.
+//
+// The server keeps all locks of all sessions in one table, whose size is fixed when
+// it starts. A client stops at half of the room there is, with an error that says
+// so ([FullError]): two clients that both go that far can fill it, and then
+// everybody's transactions fail.
 //
 // A [Lease] is a row with a deadline. At most one unexpired holder has a name, by
 // the database's clock, which is the only one that counts. [Client.Acquire]
@@ -167,10 +173,10 @@
 //   - Anything against code that doesn't ask, or that lies: leases and advisory
 //     locks bind those who take them, and Fence believes the token it is given.
 //   - Any order between the grants of different names.
-//   - Deadlock detection among leases, and among locks of [Client.Lock], which
-//     have a connection each: two processes that each hold what the other waits
-//     for wait until a context ends. [Client.AcquireAll] takes several leases in
-//     an order that rules this out. Among row locks and [LockTx] PostgreSQL finds
+//   - Deadlock detection among leases, and among locks of [Client.Lock], which are
+//     held by other sessions than those that wait: two processes that each hold
+//     what the other waits for wait until a context ends. [Client.AcquireAll] and
+//     [Client.LockAll] take several in an order that rules this out. Among row locks and [LockTx] PostgreSQL finds
 //     the deadlock and aborts one side.
 //   - Progress while the database is down. Leases then end at their deadlines,
 //     and nothing is granted.

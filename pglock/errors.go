@@ -1,9 +1,12 @@
 package pglock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Sentinels, one for each meaning. Each says who returns it; the typed errors
@@ -11,12 +14,14 @@ import (
 var (
 	// ErrLocked says that the caller never had the lock: somebody else holds
 	// it. Returned by every Try function, by NoWait and a lock timeout, and
-	// together with the context's error by a wait that was given up.
+	// together with the context's error by a wait that was given up, whether it
+	// was for somebody or for a slow server.
 	ErrLocked = errors.New("pglock: locked")
 
 	// ErrLost says that the caller had the lock and has it no longer. It is the
 	// cause of a lease's or a lock's Context, and what Err, Guard, InTx and
-	// Release return after that.
+	// Release return after that. Returned too by LockRow, LockRows and LockTx in
+	// a transaction that the server has ended for its SetHoldTimeout.
 	ErrLost = errors.New("pglock: lost")
 
 	// ErrFenced says that the resource has accepted a higher token, so that the
@@ -35,6 +40,10 @@ var (
 	// ErrNoSchema says that the database lacks the schema pglock, or that it is
 	// older than this package needs. Returned by whatever is first to use it.
 	ErrNoSchema = errors.New("pglock: schema pglock is missing or too old: apply the migrations (run pglock migrate up, migrations.Up or goose)")
+
+	// ErrFull says that the server has no room for one more lock, or would soon have
+	// none. Returned by Lock and LockTx and their kin.
+	ErrFull = errors.New("pglock: no room for more advisory locks")
 
 	// ErrReleased is what Err returns, and the cause of Context, once the
 	// holder has released: nothing was lost.
@@ -123,16 +132,20 @@ func (e *FencedError) Is(target error) bool { return target == ErrFenced }
 func (e *FencedError) Unwrap() error { return e.Err }
 
 // BlockedError says which backends were in the way when a wait ended without
-// the lock. It matches ErrLocked.
+// the lock. It matches ErrLocked. Where it matches a context's error too, the
+// wait was given up, and whether anybody was in the way isn't known.
 type BlockedError struct {
 	What  string    // what was to be locked or freed, for the message
-	Pids  []int32   // the blocking backends, as far as the server tells
+	Pids  []int32   // the blocking backends, as far as the server tells; 0 is a prepared transaction
 	Since time.Time // when the oldest of their transactions began; zero where unknown
-	Err   error     // the server's; may be nil
+	Err   error     // the server's, or the context's; may be nil
 }
 
 func (e *BlockedError) Error() string {
 	s := "pglock: " + e.What + " is blocked"
+	if errors.Is(e.Err, context.Canceled) || errors.Is(e.Err, context.DeadlineExceeded) {
+		s = "pglock: gave up on " + e.What + ", locked or slow to come"
+	}
 	if len(e.Pids) > 0 {
 		s += fmt.Sprintf(" by backend %v", e.Pids)
 	}
@@ -150,3 +163,34 @@ func (e *BlockedError) Is(target error) bool { return target == ErrLocked }
 
 // Unwrap returns the server's error.
 func (e *BlockedError) Unwrap() error { return e.Err }
+
+// FullError says that the server's table of locks, which all its clients share, is
+// full, or that one client has taken half of it. It matches ErrFull.
+type FullError struct {
+	Held int   // advisory locks of this Client; 0 where the server itself refused
+	Most int   // that it may hold
+	Err  error // the server's: SQLSTATE 53200; nil where the Client refused
+}
+
+func (e *FullError) Error() string {
+	const remedy = "hold fewer, lock something larger, or raise max_locks_per_transaction"
+	if e.Err != nil {
+		return fmt.Sprintf("pglock: the server's table of locks is full: %s: %v", remedy, e.Err)
+	}
+	return fmt.Sprintf("pglock: this client has %d advisory locks, half of what the server's table has room for: %s", e.Held, remedy)
+}
+
+// Is makes errors.Is(err, ErrFull) true.
+func (e *FullError) Is(target error) bool { return target == ErrFull }
+
+// Unwrap returns the server's error.
+func (e *FullError) Unwrap() error { return e.Err }
+
+// full names the error of a server that has no room for a lock; any other it
+// returns as it is.
+func full(err error) error {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "53200" { // out_of_memory
+		return &FullError{Err: err}
+	}
+	return err
+}

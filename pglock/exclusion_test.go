@@ -2,6 +2,7 @@ package pglock_test
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 
@@ -71,6 +72,7 @@ func TestExclusion(t *testing.T) {
 	exec(t, pool, `CREATE TABLE accounts (name text PRIMARY KEY)`)
 	exec(t, pool, `INSERT INTO accounts VALUES ('one')`)
 	client, other := newClient(t, pool), newClient(t, pool)
+	polling := newClient(t, pool, pglock.WithPolling())
 	var turn atomic.Int64
 	row := func(how pglock.RowLock) with {
 		return func(ctx context.Context, _ string, fn func(context.Context) error) error {
@@ -111,6 +113,28 @@ func TestExclusion(t *testing.T) {
 			}
 			return c.WithLock(ctx, pglock.KeyOf(name), fn)
 		}, true},
+		{"WithLock of a client that polls and one that waits", func(ctx context.Context, name string, fn func(context.Context) error) error {
+			c := client
+			if turn.Add(1)%2 == 0 {
+				c = polling
+			}
+			return c.WithLock(ctx, pglock.KeyOf(name), fn)
+		}, true},
+		{"LockAll", func(ctx context.Context, name string, fn func(context.Context) error) (err error) {
+			locks, err := client.LockAll(ctx, pglock.KeyOf(name), pglock.KeyOf(name+"/other"))
+			if err != nil {
+				return err
+			}
+			defer func() {
+				for _, l := range locks {
+					err = errors.Join(err, l.Release(ctx))
+				}
+			}()
+			return fn(ctx)
+		}, true},
+		{"WithLock Shared", func(ctx context.Context, name string, fn func(context.Context) error) error {
+			return client.WithLock(ctx, pglock.KeyOf(name).Shared(), fn)
+		}, false},
 		{"nothing", func(ctx context.Context, _ string, fn func(context.Context) error) error { return fn(ctx) }, false},
 		{"LockRow ForShare", row(pglock.ForShare), false},
 		{"LockTx Shared", advisory(pglock.Key.Shared), false},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -78,7 +79,8 @@ func (l *Lease) proven(err error) error {
 // commits. The context of fn ends with ctx and with the lease's. When fn returns
 // an error or panics the transaction is rolled back; the error is fn's, turned
 // by Explain. Otherwise InTx returns COMMIT's error, turned likewise: only nil
-// says that the write is in. Three round trips and fn's.
+// says that the write is in. Two round trips and fn's, as many as without the
+// lease; a refused one costs the pool its connection.
 //
 // With synchronous standbys nil says less: a COMMIT whose wait for them is
 // cancelled (pg_cancel_backend, a shutdown) succeeds, with a WARNING that the
@@ -86,16 +88,18 @@ func (l *Lease) proven(err error) error {
 // ConnConfig, which is the caller's to set.
 func (l *Lease) InTx(ctx context.Context, pool *pgxpool.Pool, fn func(context.Context, pgx.Tx) error) error {
 	proven := false
-	err := Explain(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if err := l.proven(Present(ctx, tx, l.name, l.token)); err != nil {
-			return err
-		}
+	begin := fmt.Sprintf("BEGIN; SELECT pglock.present(%s, %d)", asLiteral(l.name), l.token)
+	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) error {
 		proven = true
 		both, cancel := join(ctx, l.Context())
 		defer cancel()
 		return fn(both, tx)
-	}))
-	if lost := l.Err(); err != nil && !proven && errors.Is(lost, ErrLost) && !errors.Is(err, ErrLost) {
+	})
+	if proven {
+		return l.refused(ctx, Explain(err))
+	}
+	err = l.proven(guarded(l.name, l.token, err))
+	if lost := l.Err(); errors.Is(lost, ErrLost) && !errors.Is(err, ErrLost) {
 		return fmt.Errorf("%w: %w", lost, err) // nobody could be asked, and this process knows by itself
 	}
 	return l.refused(ctx, err)
@@ -113,4 +117,9 @@ func (l *Lease) refused(ctx context.Context, err error) error {
 		tell(ctx, l.client, Fenced{Name: l.name, Token: l.token, Err: err})
 	}
 	return err
+}
+
+// asLiteral quotes a name for SQL, whatever standard_conforming_strings says.
+func asLiteral(name string) string {
+	return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `''`).Replace(name) + "'"
 }

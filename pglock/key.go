@@ -43,7 +43,8 @@ const namespace = "pglock/v1\x00"
 //
 //	SELECT ('x' || encode(substr(sha256('pglock/v1\000'::bytea || convert_to($1, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
 //
-// And so does a shell, in hexadecimal:
+// which is pglock.advisory_key($1) where the schema is installed; nothing here
+// needs it. And so does a shell, in hexadecimal:
 //
 //	printf 'pglock/v1\0%s' "$1" | sha256sum | head -c 16
 //
@@ -123,6 +124,28 @@ func (k Key) call(function string) (sql string, args []any) {
 // halves returns the key as pg_locks shows it, in classid and objid.
 func (k Key) halves() (classid, objid uint32) {
 	return uint32(uint64(k.number) >> 32), uint32(uint64(k.number))
+}
+
+// lockID is what the server tells keys apart by, whatever they are called.
+type lockID struct {
+	space  space
+	number int64
+}
+
+func (k Key) id() lockID { return lockID{k.space, k.number} }
+
+// place returns the key as arguments for what asks pg_locks.
+func (k Key) place() []any {
+	classid, objid := k.halves()
+	return []any{int64(classid), int64(objid), int32(k.space)}
+}
+
+// what returns the key as an error calls it.
+func (k Key) what() string { return fmt.Sprintf("advisory lock %q", k) }
+
+// keyInLocks returns the key that pg_locks shows.
+func keyInLocks(objsubid int16, classid, objid uint32, shared bool) Key {
+	return Key{space: space(objsubid), number: int64(uint64(classid)<<32 | uint64(objid)), shared: shared}
 }
 
 // inOrder checks keys and returns them sorted by value, each once and in the

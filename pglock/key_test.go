@@ -1,6 +1,7 @@
 package pglock_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -35,6 +36,21 @@ func TestKeyOf_Golden(t *testing.T) {
 		if got := one[int64](t, pool, sql, name); got != want {
 			t.Errorf("the server's key of %.20q is %d, want %d", name, got, want)
 		}
+		if got := one[int64](t, pool, `SELECT pglock.advisory_key($1)`, name); got != want {
+			t.Errorf("the schema's key of %.20q is %d, want %d", name, got, want)
+		}
+	}
+	for _, bad := range []string{`''`, `NULL`, `repeat('x', 1025)`} {
+		if _, err := pool.Exec(t.Context(), `SELECT pglock.advisory_key(`+bad+`)`); sqlState(err) != "22023" {
+			t.Errorf("the schema's key of %s: %v", bad, err)
+		}
+	}
+	// A role with the grants that the README names may compute it, and one call
+	// from SQL and one from Go lock the same.
+	app := asRole(t, pool, `GRANT USAGE ON SCHEMA pglock TO ROLE; GRANT EXECUTE ON FUNCTION pglock.advisory_key TO ROLE`)
+	exec(t, newConn(t, pool), `SELECT pg_advisory_lock($1)`, one[int64](t, app, `SELECT pglock.advisory_key('shared by all')`))
+	if _, err := newClient(t, app).TryLock(t.Context(), pglock.KeyOf("shared by all")); !errors.Is(err, pglock.ErrLocked) {
+		t.Errorf("beside a lock that SQL took: %v", err)
 	}
 }
 

@@ -8,9 +8,10 @@ import (
 // token is a piece of SQL as PostgreSQL's scanner cuts it (manual, 4.1 Lexical
 // Structure). kind is word, quoted, literal, or the character itself.
 type token struct {
-	kind byte
-	text string // a word in lower case, a quoted name without its quotes
-	at   int
+	kind  byte
+	text  string // a word in lower case, a quoted name without its quotes
+	at    int
+	inner []token // of an opening parenthesis or bracket: what it holds
 }
 
 const (
@@ -67,7 +68,10 @@ func lex(sql string) ([]token, error) {
 			}
 		case isLetter(c):
 			n = span(rest, func(c byte) bool { return isLetter(c) || isDigit(c) || c == '$' })
-			t.kind, t.text = word, strings.ToLower(rest[:n])
+			t.kind, t.text = word, fold(rest[:n])
+			if t.text == "u" && strings.HasPrefix(rest[n:], `&"`) {
+				return nil, errors.New(`a name in it is written U&"…": write it out`)
+			}
 		case isDigit(c):
 			n = span(rest, isDigit)
 		case c == '$':
@@ -82,6 +86,47 @@ func lex(sql string) ([]token, error) {
 		at += n
 	}
 	return tokens, nil
+}
+
+// nest puts what stands in parentheses and brackets into the tokens that open
+// them, and leaves out those that close them.
+func nest(tokens []token) ([]token, error) {
+	levels := [][]token{nil}
+	for _, t := range tokens {
+		last := len(levels) - 1
+		switch t.kind {
+		case '(', '[':
+			levels[last] = append(levels[last], t)
+			levels = append(levels, nil)
+		case ')', ']':
+			if last == 0 {
+				return nil, errUnbalanced
+			}
+			outer := levels[last-1]
+			opening := &outer[len(outer)-1]
+			if (opening.kind == '(') != (t.kind == ')') {
+				return nil, errUnbalanced
+			}
+			opening.inner, levels = levels[last], levels[:last]
+		default:
+			levels[last] = append(levels[last], t)
+		}
+	}
+	if len(levels) > 1 {
+		return nil, errUnbalanced
+	}
+	return levels[0], nil
+}
+
+// fold turns a name to lower case as the server does, letters beyond ASCII not.
+func fold(name string) string {
+	b := []byte(name)
+	for i, c := range b {
+		if 'A' <= c && c <= 'Z' {
+			b[i] = c + 'a' - 'A'
+		}
+	}
+	return string(b)
 }
 
 // closing returns the length of s up to and with the quote that ends what was
@@ -102,13 +147,17 @@ func closing(s string, from int, quote byte, escapes bool) int {
 }
 
 // escapeString returns the length of an E'...' string, or -1. One that goes on
-// after a line break keeps reading backslashes as escapes.
+// after a line break, and comments, keeps reading backslashes as escapes.
 func escapeString(s string) int {
 	for n := 2; ; {
 		if n = closing(s, n, '\'', true); n < 0 {
 			return n
 		}
 		gap := span(s[n:], isSpace)
+		for strings.HasPrefix(s[n+gap:], "--") {
+			gap += lineComment(s[n+gap:])
+			gap += span(s[n+gap:], isSpace)
+		}
 		if !strings.HasPrefix(s[n+gap:], "'") || !strings.ContainsAny(s[n:n+gap], "\n\r") {
 			return n
 		}

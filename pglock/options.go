@@ -30,6 +30,17 @@ func WithObserver(observer Observer) Option {
 	}
 }
 
+// WithPolling has Lock and WithLock try again and again, every 50 ms on average,
+// instead of waiting in the server. A session that waits there holds a snapshot,
+// and CREATE INDEX CONCURRENTLY waits for all of those: where the holder of a lock
+// builds an index so, and others wait for that lock, neither goes on until the
+// server ends one of them. A call that polls has no connection to itself and no
+// place in the line: whoever waits in the server comes before it, and
+// lock_timeout doesn't concern it. The default is to wait in the server.
+func WithPolling() Option {
+	return func(c *Client) { c.polling = true }
+}
+
 func defaultOwner() string {
 	host, err := os.Hostname()
 	if err != nil {

@@ -3,113 +3,165 @@ package pglock
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // heartbeat bounds how long a holder may go on without having heard from the
 // server: within it, the end of the session is noticed.
 const heartbeat = 5 * time.Second
 
-// A server's own keepalive settings leave the locks of a client that is gone
-// from the network in place for more than two hours. These free them in 15 s:
-// a silent client is probed after 5 s, and given up after two more without an
-// answer or when what was sent to it stays unconfirmed. They are three
-// heartbeats, so that the holder knows before anybody else can have the lock.
-// A unix socket takes them and has no use for them.
-//
-// Waiting is the context's to bound, and lock_timeout's where the caller's
-// configuration sets it; a limit on statements is not meant for a statement
-// whose work is to wait.
-const sessionSQL = `SELECT set_config('tcp_keepalives_idle', '5', false),
-	set_config('tcp_keepalives_interval', '5', false),
-	set_config('tcp_keepalives_count', '2', false),
-	set_config('tcp_user_timeout', '15000', false),
-	set_config('statement_timeout', '0', false),
-	CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
-		THEN set_config('transaction_timeout', '0', false) END`
+// session is a connection that holds advisory locks, in no pool and in no
+// transaction. A goroutine of its own has the connection: it sends what it is
+// asked to, and reads otherwise, so that the end of the session is seen at once.
+type session struct {
+	bank *bank
+	conn *pgx.Conn
+	pid  int32
+	born time.Time
 
-// Without it a waiter whose client is gone stays in the line until it is
-// granted. Not every system has it.
-const checkClientSQL = `SELECT set_config('client_connection_check_interval', '5000', false)`
+	// The bank's mutex guards these.
+	claims  int       // locks, tries and a wait
+	waits   *Key      // what it stands in line for
+	emptied time.Time // since when without a claim
+	expiry  *time.Timer
 
-// openSession dials a connection whose session can hold advisory locks, and
-// refuses one whose locks would exclude nobody.
-func (c *Client) openSession(ctx context.Context) (*pgx.Conn, error) {
-	conn, err := c.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := prove(ctx, conn); err != nil {
-		endSession(conn)
-		return nil, err
-	}
-	return conn, nil
+	mu       sync.Mutex // guards these
+	releases []*job     // they go first
+	tries    []*job
+	alone    []func(lost error) // for a session without a lock
+	wake     context.CancelFunc // ends the reading
+	stopped  bool
+	lost     error // set at its end
+
+	// The goroutine's own.
+	heard time.Time // from the server
+	broke error     // what closed the connection
+	held  map[lockID]*holding
+	locks map[*Lock]struct{}
 }
 
-// endSession closes a connection and sees to it that nothing stays locked. The
-// session's locks go when the server ends it, which it does in its own time:
-// where the connection still works they are freed before; where it doesn't, pgx
-// is closing it, and the wait is for that, up to a second.
-//
-// An error is no proof that a lock was not granted: a timeout or a cancel can
-// cross the grant.
-func endSession(conn *pgx.Conn) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if !conn.IsClosed() {
-		_, _ = conn.Exec(ctx, "SELECT pg_advisory_unlock_all()")
-		_ = conn.Close(ctx)
-	}
-	select {
-	case <-conn.PgConn().CleanupDone():
-	case <-ctx.Done():
-	}
+// goneError says that a session has ended, and with it whatever an unanswered
+// call may have locked there.
+type goneError struct{ err error }
+
+func (e *goneError) Error() string { return "pglock: the session has ended: " + e.err.Error() }
+func (e *goneError) Unwrap() error { return e.err }
+
+func newSession(b *bank, conn *pgx.Conn) *session {
+	now := time.Now()
+	return &session{bank: b, conn: conn, pid: int32(conn.PgConn().PID()), born: now, heard: now,
+		held: map[lockID]*holding{}, locks: map[*Lock]struct{}{}}
 }
 
-const stubProbeSQL = `SELECT count(*) FROM pg_locks
-WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted AND mode = 'ExclusiveLock'
-  AND classid = $1::bigint::oid AND objid = $2::bigint::oid AND objsubid = 1`
-
-// prove asks the server what a session lock relies on, before the first.
-func prove(ctx context.Context, conn *pgx.Conn) error {
-	var pid uint32
-	var standby bool
-	if err := conn.QueryRow(ctx, "SELECT pg_backend_pid(), pg_is_in_recovery()").Scan(&pid, &standby); err != nil {
-		return fmt.Errorf("pglock: open a session: %w", err)
-	}
-	switch {
-	case pid != conn.PgConn().PID():
-		return fmt.Errorf("pglock: a pooler stands between client and server (backend %d answers for %d), where a session lock excludes nobody and may never be freed: "+
-			"connect to the server itself, or use LockTx or a lease", pid, conn.PgConn().PID())
-	case standby:
-		return errors.New("pglock: the server is a standby, whose advisory locks are not the primary's: connect to the primary (target_session_attrs=read-write)")
-	}
-	for _, sql := range []string{sessionSQL, checkClientSQL} {
-		// What the server doesn't know or allow, it does without.
-		if _, err := conn.Exec(ctx, sql); err != nil && conn.IsClosed() {
-			return fmt.Errorf("pglock: open a session: %w", err)
+// run has the connection until that is lost or the session is stopped. Twice a
+// heartbeat at least it wants an answer, so that a network that has gone silent
+// is noticed within one.
+func (s *session) run() {
+	for !s.conn.IsClosed() {
+		if time.Since(s.heard) >= heartbeat/2 && s.ping() != nil {
+			continue
+		}
+		round, alone, look, cancel := s.next()
+		switch {
+		case alone != nil:
+			alone(nil)
+		case round != nil:
+			s.do(round)
+		case look != nil:
+			_, err := s.conn.WaitForNotification(look)
+			cancel()
+			_ = s.note(err)
+		default:
+			s.end(ErrClosed)
+			return
 		}
 	}
+	if s.broke == nil {
+		s.broke = errors.New("its connection was closed")
+	}
+	s.end(s.broke)
+}
 
-	var taken, freed bool
-	var before, after int
-	probe := KeyInt64(rand.Int64())
-	classid, objid := probe.halves()
-	batch := &pgx.Batch{}
-	batch.Queue("SELECT pg_try_advisory_lock($1::bigint)", probe.number).QueryRow(func(row pgx.Row) error { return row.Scan(&taken) })
-	batch.Queue(stubProbeSQL, int64(classid), int64(objid)).QueryRow(func(row pgx.Row) error { return row.Scan(&before) })
-	batch.Queue("SELECT pg_advisory_unlock($1::bigint)", probe.number).QueryRow(func(row pgx.Row) error { return row.Scan(&freed) })
-	batch.Queue(stubProbeSQL, int64(classid), int64(objid)).QueryRow(func(row pgx.Row) error { return row.Scan(&after) })
-	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
-		return fmt.Errorf("pglock: try an advisory lock: %w", err)
+// stop has the connection closed once what was asked is done.
+func (s *session) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = true
+	s.wakeUp()
+}
+
+func (s *session) wakeUp() {
+	if s.wake != nil {
+		s.wake()
 	}
-	if !taken || before != 1 || !freed || after != 0 {
-		return fmt.Errorf("pglock: the server's advisory locks are not PostgreSQL's: it says that it locked (%t) and unlocked (%t) a key nobody uses, and pg_locks shows it %d times while held and %d times after: use a lease",
-			taken, freed, before, after)
+}
+
+// end tells everybody before it sees to the connection, which can take a second.
+func (s *session) end(err error) {
+	s.bank.forget(s)
+	s.mu.Lock()
+	s.lost = err
+	left, alone := append(s.releases, s.tries...), s.alone
+	s.mu.Unlock()
+	for l := range s.locks {
+		l.end(l.lost(err))
+		s.bank.client.drop(l)
 	}
-	return nil
+	endSession(s.conn)
+	for _, j := range left {
+		j.end(false, &goneError{err})
+	}
+	for _, run := range alone {
+		run(err)
+	}
+}
+
+// alive asks the server whether a spare is still good.
+func (s *session) alive() bool {
+	answer := make(chan bool, 1)
+	s.askAlone(func(lost error) {
+		good := lost == nil && s.ping() == nil
+		if !good {
+			s.bank.give(s)
+		}
+		answer <- good
+	})
+	return <-answer
+}
+
+func (s *session) ping() error {
+	ctx, cancel := context.WithTimeout(context.Background(), heartbeat/2)
+	defer cancel()
+	err := s.conn.Ping(ctx)
+	if _, answered := errors.AsType[*pgconn.PgError](err); err != nil && !answered {
+		closeConn(s.conn)
+	}
+	return s.note(err)
+}
+
+// scan sends a statement that waits for nothing, whoever gives up on it: a
+// connection that breaks takes all its locks along.
+func (s *session) scan(sql string, args []any, into ...any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), heartbeat/2)
+	defer cancel()
+	return s.note(s.conn.QueryRow(ctx, sql, args...).Scan(into...))
+}
+
+// note keeps in mind when the server was last heard, or why it is heard no more.
+func (s *session) note(err error) error {
+	if err != nil && s.conn.IsClosed() {
+		if s.broke == nil {
+			s.broke = err
+			s.bank.forget(s)
+		}
+		return &goneError{err}
+	}
+	if _, answered := errors.AsType[*pgconn.PgError](err); err == nil || answered {
+		s.heard = time.Now()
+	}
+	return err
 }

@@ -43,7 +43,8 @@ const holdTimeoutSQL = `SELECT set_config('pglock.hold_timeout', $1, true),
 // SetHoldTimeout bounds how long a holder that makes no progress may keep the
 // locks of tx. A writer that is paused inside its transaction is cut off: the
 // server ends its session once tx has been idle for d, whoever waits gets the
-// locks, and the late COMMIT fails.
+// locks, and the late COMMIT fails: with SQLSTATE 25P03 (25P04 for what follows),
+// or with a broken connection where the server's word doesn't get through.
 //
 // From PostgreSQL 17 on the server also ends it when d has passed since this
 // call, idle or not: that catches the holder who is stuck while the server

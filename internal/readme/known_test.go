@@ -132,7 +132,7 @@ func (k known) learnSchema() error {
 
 var (
 	declared = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-	read     = regexp.MustCompile(`os\.Getenv\("(PGLOCK_\w+)"\)`)
+	used     = regexp.MustCompile(`os\.Getenv\("(PGLOCK_\w+)"\)|"(PGLOCK_\w+)="`) // read, or set for a command
 )
 
 func (k known) learnTestsAndVariables() error {
@@ -146,8 +146,8 @@ func (k known) learnTestsAndVariables() error {
 				k.tests[string(m[1])] = true
 			}
 		} else {
-			for _, m := range read.FindAllSubmatch(text, -1) {
-				k.variables[string(m[1])] = true
+			for _, m := range used.FindAllSubmatch(text, -1) {
+				k.variables[string(m[1])+string(m[2])] = true
 			}
 		}
 		return err

@@ -118,7 +118,7 @@ func faults(readme string, k known) (faults []string) {
 	}
 	for _, name := range variable.FindAllString(readme, -1) {
 		if !k.variables[name] {
-			fault("nothing reads %s", name)
+			fault("nothing sets or reads %s", name)
 		}
 	}
 	for _, m := range link.FindAllStringSubmatch(prose, -1) {

@@ -1,0 +1,58 @@
+-- The key of an advisory lock, for psql and for programs in other languages.
+-- The locks themselves are PostgreSQL's own and need nothing of this schema:
+--   SELECT pg_advisory_xact_lock(pglock.advisory_key('accounts/42'));
+
+-- +goose Up
+
+-- The first 64 bits of the SHA-256 of 'pglock/v1', a zero byte and the name in
+-- UTF-8, as a big-endian signed integer.
+--   SELECT pglock.advisory_key('accounts/42');
+-- +goose StatementBegin
+CREATE FUNCTION pglock.advisory_key(name text) RETURNS bigint
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM pglock.check_name('key', advisory_key.name);
+    RETURN ('x' || encode(substr(sha256('pglock/v1\000'::bytea || convert_to(advisory_key.name, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint;
+END
+$$;
+-- +goose StatementEnd
+
+REVOKE EXECUTE ON FUNCTION pglock.advisory_key(text) FROM PUBLIC;
+
+-- Whoever may take leases may compute keys.
+-- +goose StatementBegin
+DO $$
+DECLARE
+    grantee regrole;
+BEGIN
+    FOR grantee IN
+        SELECT DISTINCT a.grantee FROM pg_proc p, aclexplode(p.proacl) a
+        WHERE p.pronamespace = 'pglock'::regnamespace AND p.proname = 'acquire'
+          AND a.privilege_type = 'EXECUTE' AND a.grantee NOT IN (0, p.proowner)
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION pglock.advisory_key(text) TO %s', grantee);
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose Down
+-- What the next one down asks too. It is asked first, so that a refusal leaves
+-- everything in place.
+-- +goose StatementBegin
+DO $$
+DECLARE
+    users text := (SELECT string_agg(DISTINCT t.tgrelid::regclass::text, ', ')
+                   FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+                   WHERE p.pronamespace = 'pglock'::regnamespace AND NOT t.tgisinternal AND t.tgparentid = 0);
+BEGIN
+    IF users IS NOT NULL THEN
+        RAISE EXCEPTION 'tables are still protected or guarded: %', users
+            USING ERRCODE = 'dependent_objects_still_exist',
+                  HINT = 'SELECT pglock.unprotect(table), DROP TRIGGER pglock_guard_version ON table, then again.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+DROP FUNCTION pglock.advisory_key(text);
