@@ -1,6 +1,7 @@
 // Package pglockotel makes OpenTelemetry's metrics and traces of what happens to
-// leases. An Observer of New goes into pglock.New, by pglock.WithObserver; it
-// takes the API only, and what is exported where is the program's choice.
+// leases, and counts conflicts. An Observer of New goes into pglock.New by
+// pglock.WithObserver, and into optimistic.NewTable by optimistic.WithObserver. It
+// takes OpenTelemetry's API only: what is exported, and how, is the program's choice.
 //
 // # Metrics
 //

@@ -15,8 +15,8 @@ import (
 // instruments are what New makes of a Meter, but for the count of held leases,
 // which is asked for.
 type instruments struct {
-	acquired, released, lost, renewals, fenced, fallbacks metric.Int64Counter
-	waited, hold                                          metric.Float64Histogram
+	acquired, released, lost, renewals, fenced, fallbacks, conflicts metric.Int64Counter
+	waited, hold                                                     metric.Float64Histogram
 }
 
 // Seconds: a hand-over takes a millisecond, and a leader may reign for a day.
@@ -39,6 +39,7 @@ func (i *instruments) make(meter metric.Meter, count metric.Int64Callback) error
 		{&i.renewals, "pglock.renewals", "{statement}", "Renewal statements; those with error.type failed, and are tried again."},
 		{&i.fenced, "pglock.write.fenced", "{write}", "Writes refused because their lease had ended."},
 		{&i.fallbacks, "pglock.fallbacks", "{fallback}", "Times that notifications stopped coming, so that waiters look again every 50 ms."},
+		{&i.conflicts, "optimistic.conflicts", "{conflict}", "Writes that came too late for their row's version, retried or not."},
 	} {
 		var err error
 		*c.counter, err = meter.Int64Counter(c.name, metric.WithUnit(c.unit), metric.WithDescription(c.description))

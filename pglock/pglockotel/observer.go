@@ -9,12 +9,15 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/pawl-go/pawl/optimistic"
 	"github.com/pawl-go/pawl/pglock"
 )
 
-// Observer records what it is told. It is a pglock.Observer, and one is enough for
+// Observer records what it is told. It is a pglock.Observer and an
+// optimistic.Observer, and one is enough for
 // a program: for several databases take several, since names of one are not those
 // of another.
 type Observer struct {
@@ -111,4 +114,9 @@ func (o *Observer) Observe(ctx context.Context, event pglock.Event) {
 	case pglock.Fallback:
 		o.fallbacks.Add(ctx, 1)
 	}
+}
+
+// Conflict records a conflict.
+func (o *Observer) Conflict(ctx context.Context, conflict optimistic.Conflict) {
+	o.conflicts.Add(ctx, 1, metric.WithAttributes(semconv.DBCollectionName(conflict.Table)))
 }

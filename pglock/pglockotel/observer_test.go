@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/pawl-go/pawl/internal/pgtest"
+	"github.com/pawl-go/pawl/optimistic"
 	"github.com/pawl-go/pawl/pglock"
 	"github.com/pawl-go/pawl/pglock/pglockotel"
 )
@@ -28,21 +29,21 @@ func TestObserver_EveryInstrument(t *testing.T) {
 	pool := pgtest.Pool(t)
 	s := watch(t, pglockotel.WithClass(func(name string) string { class, _, _ := strings.Cut(name, "/"); return class }))
 	c := pglock.New(pool, pglock.WithObserver(s))
-	many := func(verb func(i int), n int) {
-		for i := range n {
-			verb(i)
+	many := func(verb func(), n int) {
+		for range n {
+			verb()
 		}
 	}
 	var l *pglock.Lease
-	many(func(int) { l = acquire(t, c, "a/released", time.Hour); must(t, l.Release(t.Context())) }, 3)
-	many(func(int) {
+	many(func() { l = acquire(t, c, "a/released", time.Hour); must(t, l.Release(t.Context())) }, 3)
+	many(func() {
 		l = acquire(t, c, "a/lost", time.Hour)
 		exec(t, pool, `SELECT pglock.force_release($1, $2)`, l.Name(), l.Token())
 		if err := l.Release(t.Context()); !errors.Is(err, pglock.ErrLost) {
 			t.Errorf("release after a forced one: %v", err)
 		}
 	}, 2)
-	many(func(int) {
+	many(func() {
 		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return l.Guard(t.Context(), tx) })
 		if !errors.Is(err, pglock.ErrLost) {
 			t.Errorf("guard: %v", err)
@@ -62,8 +63,16 @@ func TestObserver_EveryInstrument(t *testing.T) {
 		18: pglock.Waited{Name: "a/2", Waited: time.Second, Err: context.Canceled, GaveUp: true},
 		19: pglock.Waited{Name: "a/3", Waited: time.Second, Err: down},
 	} {
-		many(func(int) { s.Observe(t.Context(), event) }, n)
+		many(func() { s.Observe(t.Context(), event) }, n)
 	}
+	exec(t, pool, `CREATE TABLE accounts (id bigint PRIMARY KEY, version bigint NOT NULL); INSERT INTO accounts VALUES (1, 1)`)
+	type account struct{ ID int64 }
+	accounts := optimistic.NewTable[account]("accounts", optimistic.WithObserver(s))
+	many(func() {
+		if _, err := accounts.Touch(t.Context(), pool, 1, 2); !errors.Is(err, optimistic.ErrConflict) {
+			t.Errorf("touch: %v", err)
+		}
+	}, 6)
 	kept := acquire(t, c, "c/kept", time.Hour)
 	s.tells(t, "pglock.lease.acquired {lease} pglock.lease.class=c", 1)
 	want := map[string]int64{
@@ -77,6 +86,7 @@ func TestObserver_EveryInstrument(t *testing.T) {
 		"pglock.lease.lost {lease} pglock.lease.class=a,pglock.lost.cause=released_by_force":            2,
 		"pglock.lease.hold.duration s pglock.lease.class=a":                                             5,
 		"pglock.write.fenced {write} pglock.lease.class=a":                                              5,
+		"optimistic.conflicts {conflict} db.collection.name=accounts":                                   6,
 		"pglock.renewals {statement} pglock.renewal.kind=lease":                                         11,
 		"pglock.renewals {statement} error.type=57P01,pglock.renewal.kind=lease":                        12,
 		"pglock.renewals {statement} error.type=timeout,pglock.renewal.kind=lease":                      13,
