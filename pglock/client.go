@@ -83,7 +83,8 @@ func New(pool *pgxpool.Pool, opts ...Option) *Client {
 // the client's own connections. Waiting calls end with ErrClosed, and so do later
 // ones. A release goes on for up to 5 s after ctx has ended; what could not be
 // released is in the error, and what is a lease then ends with its TTL. A second
-// Close returns nil.
+// Close returns nil. Observers have been told all of it, or are waited for no
+// longer than a second.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if c.closed {

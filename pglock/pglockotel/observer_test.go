@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/pawl-go/pawl/internal/pgtest"
@@ -133,19 +135,47 @@ func TestObserver_NoNames(t *testing.T) {
 	}
 }
 
+// Durations are in seconds, between bounds that fit locks.
+func TestObserver_Seconds(t *testing.T) {
+	t.Parallel()
+	s := watch(t)
+	s.Observe(t.Context(), pglock.Waited{Name: "a", Waited: 1500 * time.Millisecond})
+	s.Observe(t.Context(), pglock.Released{Name: "a", Held: 90 * time.Minute})
+	s.Observe(t.Context(), pglock.Lost{Name: "a", Held: 30 * time.Minute, Err: &pglock.LostError{Cause: pglock.Taken}})
+	for name, want := range map[string]float64{"pglock.lease.wait.duration": 1.5, "pglock.lease.hold.duration": 7200} {
+		got, ok := s.metric(t, name).(metricdata.Histogram[float64])
+		if !ok || len(got.DataPoints) != 1 {
+			t.Fatalf("%s is %#v", name, got)
+		}
+		point := got.DataPoints[0]
+		if point.Sum != want {
+			t.Errorf("%s adds up to %v s, want %v", name, point.Sum, want)
+		}
+		if first, last := point.Bounds[0], point.Bounds[len(point.Bounds)-1]; first > 0.001 || last < 300 {
+			t.Errorf("%s has buckets from %v to %v s", name, first, last)
+		}
+	}
+}
+
 // A wait that was cancelled has held nothing, and is no error (V01). The control
-// is the gauge that was set where the acquiring began.
+// counts where a call of Acquire ends, whichever way.
 func TestObserver_V01_CancelWhileWaiting(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	acquire(t, newClient(t, pool), "leader", time.Hour)
 	s := watch(t)
-	c := newClient(t, pool, pglock.WithObserver(s))
+	var naive atomic.Int64
+	c := newClient(t, pool, pglock.WithObserver(after(func(event pglock.Event) {
+		switch event.(type) {
+		case pglock.Waited:
+			naive.Add(1)
+		case pglock.Lost, pglock.Released:
+			naive.Add(-1)
+		}
+	})), pglock.WithObserver(s))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	naive := 0
 	go func() {
-		naive = 1
 		_, err := c.Acquire(ctx, "leader", time.Hour)
 		done <- err
 	}()
@@ -157,12 +187,12 @@ func TestObserver_V01_CancelWhileWaiting(t *testing.T) {
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	if naive != 1 {
-		t.Error("the control: this test shows nothing")
-	}
 	s.tells(t, "pglock.lease.wait.duration s pglock.wait.outcome=gave_up", 1)
 	if n := s.held(t); n != 0 {
 		t.Errorf("%d held after the wait was cancelled", n)
+	}
+	if n := naive.Load(); n != 1 {
+		t.Errorf("the control counts %d: this test shows nothing", n)
 	}
 	for _, span := range s.spans.Ended() {
 		if span.Status().Code != codes.Unset {

@@ -49,31 +49,48 @@ func watch(t testing.TB, opts ...pglockotel.Option) *scene {
 // histogram it is how many there are.
 func (s *scene) series(t testing.TB) map[string]int64 {
 	t.Helper()
+	series := map[string]int64{}
+	for _, m := range s.metrics(t) {
+		note := func(attrs attribute.Set, value int64) {
+			series[fmt.Sprintf("%s %s %s", m.Name, m.Unit, attrs.Encoded(attribute.DefaultEncoder()))] = value
+		}
+		switch data := m.Data.(type) {
+		case metricdata.Sum[int64]:
+			for _, point := range data.DataPoints {
+				note(point.Attributes, point.Value)
+			}
+		case metricdata.Histogram[float64]:
+			for _, point := range data.DataPoints {
+				note(point.Attributes, int64(point.Count))
+			}
+		default:
+			t.Fatalf("%s is a %T", m.Name, m.Data)
+		}
+	}
+	return series
+}
+
+func (s *scene) metrics(t testing.TB) (metrics []metricdata.Metrics) {
+	t.Helper()
 	var read metricdata.ResourceMetrics
 	if err := s.reader.Collect(context.Background(), &read); err != nil {
 		t.Fatal(err)
 	}
-	series := map[string]int64{}
 	for _, scope := range read.ScopeMetrics {
-		for _, m := range scope.Metrics {
-			note := func(attrs attribute.Set, value int64) {
-				series[fmt.Sprintf("%s %s %s", m.Name, m.Unit, attrs.Encoded(attribute.DefaultEncoder()))] = value
-			}
-			switch data := m.Data.(type) {
-			case metricdata.Sum[int64]:
-				for _, point := range data.DataPoints {
-					note(point.Attributes, point.Value)
-				}
-			case metricdata.Histogram[float64]:
-				for _, point := range data.DataPoints {
-					note(point.Attributes, int64(point.Count))
-				}
-			default:
-				t.Fatalf("%s is a %T", m.Name, m.Data)
-			}
+		metrics = append(metrics, scope.Metrics...)
+	}
+	return metrics
+}
+
+func (s *scene) metric(t testing.TB, name string) metricdata.Aggregation {
+	t.Helper()
+	for _, m := range s.metrics(t) {
+		if m.Name == name {
+			return m.Data
 		}
 	}
-	return series
+	t.Fatalf("there is no %s", name)
+	return nil
 }
 
 // held reads the count of held leases.
