@@ -205,9 +205,9 @@ func TestObserver_Blocks(t *testing.T) {
 		}
 	}
 	c := pglock.New(pool, pglock.WithObserver(told))
-	l := acquire(t, c, "renewed", 300*time.Millisecond)
+	l := acquire(t, c, "renewed", 2*time.Second)
 	<-entered
-	for range 4 {
+	for range 2 {
 		renewed(t, pool, "renewed")
 	}
 	if err := l.Err(); err != nil {

@@ -217,7 +217,7 @@ func TestObserver_CountFallsFirst(t *testing.T) {
 			<-block
 		}
 	})))
-	l := acquire(t, c, "blocked", 300*time.Millisecond)
+	l := acquire(t, c, "blocked", 5*time.Second)
 	<-entered
 	if n := s.held(t); n != 1 {
 		t.Errorf("%d held, want 1", n)
