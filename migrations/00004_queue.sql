@@ -111,12 +111,12 @@ BEGIN
         ticket := NULL;                                       -- it went with the subtransaction
         SELECT l.* INTO lease FROM pglock.leases l WHERE l.name = enqueue.name;
     END;
-    remaining := lease.expires_at - clock_timestamp();
-    granted := coalesce(lease.claim = enqueue.claim AND lease.role = session_user AND remaining > interval '0', false);
+    granted := coalesce(lease.claim = enqueue.claim AND lease.role = session_user AND lease.expires_at > clock_timestamp(), false);
     IF lease.claim IS NULL THEN                               -- nobody's, but another transaction has its row
         token := NULL; holder := NULL; remaining := NULL; expires_at := NULL;
     ELSE
         token := lease.token; holder := lease.holder; expires_at := lease.expires_at;
+        remaining := lease.expires_at - clock_timestamp();
     END IF;
     RETURN NEXT;
 END

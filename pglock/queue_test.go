@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pawl-go/pawl/internal/pgtest"
@@ -134,6 +135,25 @@ func TestLease_L2_ATryDoesNotOvertake(t *testing.T) {
 	if l := <-granted; l == nil || l.Err() != nil {
 		t.Error("the waiter was not granted the lease")
 	}
+}
+
+// Beside a transaction that has the row of a free lease, enqueue says that
+// nobody is known to hold it, and has drawn no ticket.
+func TestQueue_AFreeLeaseWhoseRowIsLocked(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	exec(t, pool, `SELECT pglock.create_names('{row}')`)
+	const enqueue = `SELECT format('%s %s %s %s', granted, token, remaining, ticket) FROM pglock.enqueue('row', '1 h', gen_random_uuid(), 'nobody')`
+	inTx(t, pool, pgx.ReadCommitted, func(tx pgx.Tx) {
+		exec(t, tx, `SELECT FROM pglock.leases WHERE name = 'row' FOR UPDATE`)
+		if got := one[string](t, pool, enqueue); got != "f   " {
+			t.Errorf("enqueue says %q", got)
+		}
+	})
+	if got := one[string](t, pool, enqueue); got[0] != 't' {
+		t.Errorf("afterwards enqueue says %q", got)
+	}
+	waiting(t, pool, "row", 0)
 }
 
 // Waiters that give up leave no ticket and hold nobody up.

@@ -27,6 +27,8 @@ import (
 	"syscall"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pawl-go/pawl/internal/scratch"
 )
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
@@ -62,7 +64,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	err = withDatabase(ctx, o.dsn, func(pool *pgxpool.Pool) error { return show(ctx, pool, o, stdout) })
+	err = scratch.In(ctx, o.dsn, "httpetag", createPages, func(_ scratch.Schema, pool *pgxpool.Pool) error { return show(ctx, pool, o, stdout) })
 	if err != nil {
 		fmt.Fprintln(stderr, "httpetag:", err)
 		return 1

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pawl-go/pawl/internal/pgtest"
+	"github.com/pawl-go/pawl/internal/scratch"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
@@ -46,7 +47,7 @@ func TestRun_Flags(t *testing.T) {
 // What the server answers to each header.
 func TestHandler(t *testing.T) {
 	t.Parallel()
-	err := withDatabase(t.Context(), pgtest.EmptyDSN(t), func(pool *pgxpool.Pool) error {
+	err := scratch.In(t.Context(), pgtest.EmptyDSN(t), "httpetag", createPages, func(_ scratch.Schema, pool *pgxpool.Pool) error {
 		h := handler(pool)
 		ask := func(method, header, tag string, status int) (etag string) {
 			t.Helper()

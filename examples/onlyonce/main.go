@@ -33,6 +33,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/pawl-go/pawl/internal/scratch"
 )
 
 func main() {
@@ -56,11 +58,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	err := withDatabase(ctx, *dsn, func(dsn, schema string, pool *pgxpool.Pool) error {
+	err := scratch.In(ctx, *dsn, "onlyonce", createTables, func(s scratch.Schema, pool *pgxpool.Pool) error {
 		return errors.Join(
-			show(ctx, pool, order{dsn, schema, "2026-01-01", true}, stdout, stderr),
-			show(ctx, pool, order{dsn, schema, "2026-01-02", true}, stdout, stderr),
-			show(ctx, pool, order{dsn, schema, "2026-01-03", false}, stdout, stderr))
+			show(ctx, pool, order{s, "2026-01-01", true}, stdout, stderr),
+			show(ctx, pool, order{s, "2026-01-02", true}, stdout, stderr),
+			show(ctx, pool, order{s, "2026-01-03", false}, stdout, stderr))
 	})
 	if err != nil {
 		fmt.Fprintln(stderr, "onlyonce:", err)
@@ -68,6 +70,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	return 0
 }
+
+// Its key makes runs the record of what was done. No key on reports hides that
+// one was made twice.
+const createTables = `
+	CREATE TABLE runs (job text, night date, PRIMARY KEY (job, night));
+	CREATE TABLE reports (night date NOT NULL)`
 
 // show has the nodes fire at once, kills the first in the middle of its work,
 // and has one more fire when they all have ended.

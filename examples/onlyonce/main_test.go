@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pawl-go/pawl/internal/pgtest"
+	"github.com/pawl-go/pawl/internal/scratch"
 )
 
 func TestMain(m *testing.M) {
@@ -46,7 +47,7 @@ func TestRun(t *testing.T) {
 func TestWrite_WithoutTheLock(t *testing.T) {
 	t.Parallel()
 	for recorded, want := range map[bool]int{true: 1, false: 2} {
-		err := withDatabase(t.Context(), pgtest.EmptyDSN(t), func(_, _ string, pool *pgxpool.Pool) error {
+		err := scratch.In(t.Context(), pgtest.EmptyDSN(t), "onlyonce", createTables, func(_ scratch.Schema, pool *pgxpool.Pool) error {
 			o := order{Night: "2026-01-01", Recorded: recorded}
 			for range 2 {
 				if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return o.write(t.Context(), tx) }); err != nil {

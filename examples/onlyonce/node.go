@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pawl-go/pawl/internal/scratch"
 	"github.com/pawl-go/pawl/pglock"
 )
 
@@ -18,8 +19,9 @@ const nodeCommand = "node"
 
 // order is the first line on a node's standard input.
 type order struct {
-	DSN, Schema, Night string
-	Recorded           bool // else the control: a lock and nothing more
+	Place    scratch.Schema
+	Night    string
+	Recorded bool // else the control: a lock and nothing more
 }
 
 // node makes the report of a night, unless that is done. In the middle it says
@@ -47,7 +49,7 @@ func node(in io.Reader, out, stderr io.Writer) int {
 }
 
 func (o order) report(ctx context.Context, work func() error) (err error) {
-	pool, err := connect(ctx, o.DSN, o.Schema)
+	pool, err := o.Place.Connect(ctx)
 	if err != nil {
 		return err
 	}

@@ -26,6 +26,8 @@ import (
 	"syscall"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pawl-go/pawl/internal/scratch"
 )
 
 func main() {
@@ -34,6 +36,11 @@ func main() {
 	}
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }
+
+// No constraint on effects hides that a job was done twice.
+const createTables = `
+	CREATE TABLE jobs (id bigint PRIMARY KEY, taken boolean NOT NULL DEFAULT false, done_at timestamptz);
+	CREATE TABLE effects (job bigint NOT NULL)`
 
 const (
 	jobs    = 60
@@ -53,10 +60,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	err := withDatabase(ctx, *dsn, func(dsn, schema string, pool *pgxpool.Pool) error {
+	err := scratch.In(ctx, *dsn, "queue", createTables, func(s scratch.Schema, pool *pgxpool.Pool) error {
 		return errors.Join(
-			show(ctx, pool, order{dsn, schema, locked}, stdout, stderr),
-			show(ctx, pool, order{dsn, schema, marked}, stdout, stderr))
+			show(ctx, pool, order{s, locked}, stdout, stderr),
+			show(ctx, pool, order{s, marked}, stdout, stderr))
 	})
 	if err != nil {
 		fmt.Fprintln(stderr, "queue:", err)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pawl-go/pawl/internal/scratch"
 	"github.com/pawl-go/pawl/pglock"
 )
 
@@ -26,7 +27,10 @@ const (
 const atOnce = 3 // jobs in a transaction
 
 // order is the first line on a worker's standard input.
-type order struct{ DSN, Schema, Way string }
+type order struct {
+	Place scratch.Schema
+	Way   string
+}
 
 // worker takes jobs until there are none. In the middle of each lot it says how
 // many it has and waits for a line that lets it go on; it ends with its input,
@@ -54,7 +58,7 @@ func worker(in io.Reader, out, stderr io.Writer) int {
 }
 
 func (o order) work(ctx context.Context, middle func([]int64) error) error {
-	pool, err := connect(ctx, o.DSN, o.Schema)
+	pool, err := o.Place.Connect(ctx)
 	if err != nil {
 		return err
 	}

@@ -51,28 +51,35 @@ func TestOutsideModule(t *testing.T) {
 	}
 }
 
-// outside makes a module of a program in testdata, by the commands of the README.
+// outside makes a module of a program in testdata.
 func outside(t *testing.T, program string) (dir string) {
+	t.Helper()
+	source, err := os.ReadFile(filepath.Join("testdata", program, "main.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return module(t, program, source)
+}
+
+// module makes a module of a program, by the commands of the README.
+func module(t *testing.T, name string, program []byte) (dir string) {
 	t.Helper()
 	pawl, err := filepath.Abs(root)
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Spares the checksum database a question for each module.
+	sums, err := os.ReadFile(filepath.Join(pawl, "go.sum"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	dir = t.TempDir()
-	for from, to := range map[string]string{
-		filepath.Join("testdata", program, "main.go"): "main.go",
-		// Spares the checksum database a question for each module.
-		filepath.Join(pawl, "go.sum"): "go.sum",
-	} {
-		text, err := os.ReadFile(from)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, to), text, 0o644); err != nil {
+	for file, text := range map[string][]byte{"main.go": program, "go.sum": sums} {
+		if err := os.WriteFile(filepath.Join(dir, file), text, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	run(t, dir, "go", "mod", "init", "example.org/"+program)
+	run(t, dir, "go", "mod", "init", "example.org/"+name)
 	for _, line := range marked(t, "by replace").lines {
 		run(t, dir, strings.Fields(strings.Replace(line, "../pawl", pawl, 1))...)
 	}

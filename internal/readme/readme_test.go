@@ -85,8 +85,8 @@ var (
 	folder    = regexp.MustCompile(`(?:^|\s)\./(\w[\w/]*)`)
 )
 
-// faults says what in a README is not so.
-func faults(readme string, k known) (faults []string) {
+// faults says what is not so in a page of that folder of the repository.
+func faults(readme, dir string, k known) (faults []string) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	code, prose := blocks(readme)
 	for _, b := range code {
@@ -130,8 +130,15 @@ func faults(readme string, k known) (faults []string) {
 				fault("no heading is #%s", anchor)
 			}
 		default:
-			if _, err := os.Stat(filepath.Join(root, path)); err != nil {
+			to, err := os.Stat(filepath.Join(root, dir, path))
+			if err != nil {
 				fault("link: %v", err)
+			} else if anchor != "" && !to.IsDir() {
+				other, _ := os.ReadFile(filepath.Join(root, dir, path)) // it is there
+				_, prose := blocks(string(other))
+				if !slices.Contains(anchors(prose), anchor) {
+					fault("no heading of %s is #%s", path, anchor)
+				}
 			}
 		}
 	}
@@ -185,7 +192,7 @@ func unindented(lines []string) []string {
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	readme, k := text(t), learn(t)
-	for _, fault := range faults(readme, k) {
+	for _, fault := range faults(readme, ".", k) {
 		t.Error(fault)
 	}
 	code, _ := blocks(readme)
@@ -207,32 +214,33 @@ func TestReadme_Doctored(t *testing.T) {
 	first := marked(t, "from ExampleLockRow")
 	row, from := first.String(), "<!-- from ExampleLockRow -->"
 	readme := "# Pawl\n\nTake `pglock.LockRow`.\n\n" + from + "\n```go\n" + row + "\n```\n"
-	if found := faults(readme, k); len(found) > 0 {
+	if found := faults(readme, ".", k); len(found) > 0 {
 		t.Fatalf("found %q before it was doctored", found)
 	}
 	for name, tt := range map[string]struct{ old, new, want string }{
-		"other code":       {row, strings.Replace(row, "10", "11", 1), "are not in the body"},
-		"a line less":      {row, strings.Join(slices.Delete(slices.Clone(first.lines), 1, 2), "\n"), "ExampleLockRow"},
-		"not as gofmt":     {row, strings.ReplaceAll(row, "\t", "  "), "gofmt"},
-		"no mark":          {from, "", "without <!--"},
-		"no such Example":  {from, "<!-- from ExampleNothing -->", "no ExampleNothing"},
-		"function":         {"", "`pglock.Fense`", "no pglock.Fense"},
-		"method":           {"", "`Lease.Gard`", "no Lease.Gard"},
-		"qualified method": {"", "`pglock.Lease.Gard`", "no pglock.Lease.Gard"},
-		"unexported":       {"", "`optimistic.pause`", "no optimistic.pause"},
-		"SQL function":     {"", "```sql\nSELECT pglock.aquire('{a}', '1 s');\n```", "no pglock.aquire"},
-		"file":             {"", "[x](pglock/nothing.go)", "nothing.go"},
-		"heading":          {"", "[x](#nothing)", "#nothing"},
-		"test":             {"", "`TestNothing`", "no test TestNothing"},
-		"variable":         {"", "`PGLOCK_NOTHING`", "reads PGLOCK_NOTHING"},
-		"command":          {"", "```sh\ngo run ./examples/nothing\n```", "examples/nothing"},
+		"other code":        {row, strings.Replace(row, "10", "11", 1), "are not in the body"},
+		"a line less":       {row, strings.Join(slices.Delete(slices.Clone(first.lines), 1, 2), "\n"), "ExampleLockRow"},
+		"not as gofmt":      {row, strings.ReplaceAll(row, "\t", "  "), "gofmt"},
+		"no mark":           {from, "", "without <!--"},
+		"no such Example":   {from, "<!-- from ExampleNothing -->", "no ExampleNothing"},
+		"function":          {"", "`pglock.Fense`", "no pglock.Fense"},
+		"method":            {"", "`Lease.Gard`", "no Lease.Gard"},
+		"qualified method":  {"", "`pglock.Lease.Gard`", "no pglock.Lease.Gard"},
+		"unexported":        {"", "`optimistic.pause`", "no optimistic.pause"},
+		"SQL function":      {"", "```sql\nSELECT pglock.aquire('{a}', '1 s');\n```", "no pglock.aquire"},
+		"file":              {"", "[x](pglock/nothing.go)", "nothing.go"},
+		"heading elsewhere": {"", "[x](docs/protocol.md#nothing)", "#nothing"},
+		"heading":           {"", "[x](#nothing)", "#nothing"},
+		"test":              {"", "`TestNothing`", "no test TestNothing"},
+		"variable":          {"", "`PGLOCK_NOTHING`", "reads PGLOCK_NOTHING"},
+		"command":           {"", "```sh\ngo run ./examples/nothing\n```", "examples/nothing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			doctored := readme + "\n" + tt.new + "\n"
 			if tt.old != "" {
 				doctored = strings.Replace(readme, tt.old, tt.new, 1)
 			}
-			found := faults(doctored, k)
+			found := faults(doctored, ".", k)
 			if len(found) != 1 || !strings.Contains(found[0], tt.want) {
 				t.Errorf("found %q, want one that says %q", found, tt.want)
 			}

@@ -38,21 +38,4 @@ $$;
 -- +goose StatementEnd
 
 -- +goose Down
--- What the next one down asks too. It is asked first, so that a refusal leaves
--- everything in place.
--- +goose StatementBegin
-DO $$
-DECLARE
-    users text := (SELECT string_agg(DISTINCT t.tgrelid::regclass::text, ', ')
-                   FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
-                   WHERE p.pronamespace = 'pglock'::regnamespace AND NOT t.tgisinternal AND t.tgparentid = 0);
-BEGIN
-    IF users IS NOT NULL THEN
-        RAISE EXCEPTION 'tables are still protected or guarded: %', users
-            USING ERRCODE = 'dependent_objects_still_exist',
-                  HINT = 'SELECT pglock.unprotect(table), DROP TRIGGER pglock_guard_version ON table, then again.';
-    END IF;
-END
-$$;
--- +goose StatementEnd
 DROP FUNCTION pglock.advisory_key(text);
