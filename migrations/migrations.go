@@ -53,7 +53,7 @@ func up(ctx context.Context, pool *pgxpool.Pool, files fs.FS) error {
 			// Provider.Up makes the version table before it takes the lock;
 			// this makes it under the lock.
 			if _, err := p.GetDBVersion(ctx); err != nil {
-				return err
+				return explain(ctx, db, err)
 			}
 		}
 		_, err = p.Up(ctx)

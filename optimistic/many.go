@@ -91,6 +91,9 @@ func (t *Table[T]) CompareAndSetMany(ctx context.Context, db DB, changes []Chang
 	if err != nil {
 		return nil, fmt.Errorf("compare and set many in %s: %w%s", t.name, outside(db, err), remedy(err))
 	}
+	for i, outcome := range m.outcomes {
+		t.tell(ctx, changes[i].Key, 1, outcome.Err)
+	}
 	return m.outcomes, m.sum()
 }
 

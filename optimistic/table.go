@@ -29,6 +29,7 @@ type Table[T any] struct {
 	name    string
 	columns []column // what a row is read into, in the order of the SELECT list
 	set     []column // what is written: without key, version and what is read only
+	watch   Observer // nil: none
 	err     error    // what is wrong with the arguments of NewTable
 }
 
@@ -39,6 +40,7 @@ type options struct {
 	keys    []string
 	version string
 	live    *string
+	watch   Observer
 }
 
 // WithKey names the key column, exactly as PostgreSQL stores it, or several that
@@ -103,7 +105,7 @@ func NewTable[T any](name string, opts ...Option) *Table[T] {
 	for _, opt := range opts {
 		opt(&o)
 	}
-	t := &Table[T]{name: name}
+	t := &Table[T]{name: name, watch: o.watch}
 	if err := t.prepare(o); err != nil {
 		t.err = fmt.Errorf("optimistic: table %q of %v: %w", name, reflect.TypeFor[T](), err)
 	}

@@ -72,6 +72,7 @@ func (t *Table[T]) Update(ctx context.Context, db DB, key any, fn func(T) (T, er
 		if stop, ok := err.(*fnError); ok {
 			return Versioned[T]{}, stop.err
 		}
+		t.tell(ctx, key, n, err)
 		if !again(err, locked, u.joined) {
 			return Versioned[T]{}, t.fail(verb, db, key, err)
 		}

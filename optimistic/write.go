@@ -90,6 +90,7 @@ func (t *Table[T]) CompareAndSet(ctx context.Context, db DB, key any, version in
 		return r.Versioned, nil
 	}
 	now, err := t.why(ctx, db, key, version, err)
+	t.tell(ctx, key, 1, err)
 	return now, t.fail("compare and set", db, key, err)
 }
 
@@ -112,6 +113,7 @@ func (t *Table[T]) Touch(ctx context.Context, db DB, key any, version int64) (Ve
 		return r.Versioned, nil
 	}
 	now, err := t.why(ctx, db, key, version, err)
+	t.tell(ctx, key, 1, err)
 	return now, t.fail("touch", db, key, err)
 }
 
@@ -138,6 +140,7 @@ func (t *Table[T]) Delete(ctx context.Context, db DB, key any, version int64) er
 		err = notUnique(gone)
 	default:
 		_, err = t.why(ctx, db, key, version, err)
+		t.tell(ctx, key, 1, err)
 	}
 	return t.fail("delete from", db, key, err)
 }

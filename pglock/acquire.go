@@ -192,8 +192,11 @@ func (a bid) held(name string) *HeldError {
 func (c *Client) lease(r *request, token Token, sent time.Time, remaining time.Duration) *Lease {
 	l := &Lease{client: c, name: r.name, token: token, ttl: r.ttl, acquired: time.Now(), beat: beat{index: -1}}
 	l.open(r.values)
+	// Told before the keeper, which may lose it, has it; an observer may ask for its
+	// deadline at once.
+	c.keeper.extend(l, sent, remaining)
+	l.told = tell(r.values, c, Acquired{Name: r.name, Token: token, Waited: l.acquired.Sub(r.called), Lease: l})
 	c.keeper.add(l, sent, remaining)
-	c.tell(r.values, Acquired{Name: r.name, Token: token, Waited: l.acquired.Sub(r.called)})
 	return l
 }
 

@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,6 +40,7 @@ type report struct {
 	Fates []string // what became of each step: "ok", or how it was refused
 	Sent  bool     // a write or its COMMIT went out on a connection that was taken for open
 	Built bool     // no answer yet: an acquire is about to be sent, and goes out with the next line
+	Close []string // the answer to SIGTERM: the statements that Close sent
 }
 
 // childName is what a child's sessions go by.
@@ -85,6 +89,8 @@ type childClient struct {
 	order   order
 	report  report
 	halt    bool // before the next acquire is sent
+	mu      sync.Mutex
+	sent    []string // of late
 
 	pool    *pgxpool.Pool
 	locks   *pglock.Client
@@ -101,6 +107,9 @@ func (c *childClient) connect(dsn string) error {
 	config.MaxConns = 2
 	config.ConnConfig.RuntimeParams["application_name"] = childName(os.Getpid())
 	config.ConnConfig.Tracer = beforeSending(func(sql string) {
+		c.mu.Lock()
+		c.sent = append(c.sent, sql)
+		c.mu.Unlock()
 		if c.halt && strings.Contains(sql, "acquire") {
 			c.halt = false
 			_ = c.reports.Encode(report{Built: true}) // the parent would miss it
@@ -136,6 +145,14 @@ func (c *childClient) do(step string) (err error) {
 	switch step {
 	case "acquire":
 		c.lease, err = c.locks.TryAcquire(ctx, c.order.Name, c.order.TTL)
+	case "acquire a hundred":
+		for i := range 100 {
+			if _, err := c.locks.TryAcquire(ctx, fmt.Sprintf("%s/%d", c.order.Name, i), c.order.TTL); err != nil {
+				return err
+			}
+		}
+	case "close on SIGTERM":
+		c.closeOnSIGTERM(ctx)
 	case "halting acquire":
 		c.halt = true
 		c.lease, err = c.locks.TryAcquire(ctx, c.order.Name, c.order.TTL)
@@ -187,6 +204,22 @@ func (c *childClient) do(step string) (err error) {
 		err = errors.New("no such step")
 	}
 	return err
+}
+
+// closeOnSIGTERM is what a program does that Kubernetes stops.
+func (c *childClient) closeOnSIGTERM(ctx context.Context) {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM)
+	go func() {
+		<-stop
+		c.mu.Lock()
+		c.sent = nil
+		c.mu.Unlock()
+		err := c.locks.Close(ctx)
+		c.mu.Lock()
+		_ = c.reports.Encode(report{Fates: []string{c.fate(err)}, Close: c.sent}) // the parent would miss it
+		os.Exit(0)
+	}()
 }
 
 // update writes what follows from the balance that was read, however long ago.

@@ -18,10 +18,10 @@ import (
 // configuration of the pool that it was given: code that has taken every
 // connection of that pool starves no renewal.
 type Client struct {
-	config   *pgxpool.Config
-	owner    string
-	observer Observer
-	polling  bool
+	config  *pgxpool.Config
+	owner   string
+	teller  *teller // nil: no observer
+	polling bool
 
 	// life ends when Close begins; calls in flight end with it.
 	life    context.Context
@@ -71,7 +71,7 @@ func New(pool *pgxpool.Pool, opts ...Option) *Client {
 	c.life, c.endLife = context.WithCancelCause(context.Background())
 	c.calls = &ownPool{client: c, max: callConns}
 	c.keeper = newKeeper(&ownPool{client: c, max: renewConns})
-	c.keeper.tell = func(e Event) { c.tell(context.Background(), e) }
+	c.keeper.tell = func(e Event) { tell(context.Background(), c, e) }
 	c.listener = newListener(c)
 	c.bank = newBank(c)
 	return c
@@ -83,7 +83,8 @@ func New(pool *pgxpool.Pool, opts ...Option) *Client {
 // the client's own connections. Waiting calls end with ErrClosed, and so do later
 // ones. A release goes on for up to 5 s after ctx has ended; what could not be
 // released is in the error, and what is a lease then ends with its TTL. A second
-// Close returns nil.
+// Close returns nil. Observers have been told all of it, or are waited for no
+// longer than a second.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if c.closed {
@@ -120,6 +121,9 @@ func (c *Client) Close(ctx context.Context) error {
 	c.keeper.stop()
 	c.calls.close()
 	c.bank.close()
+	if c.teller != nil {
+		c.teller.drain()
+	}
 	return errors.Join(errs...)
 }
 

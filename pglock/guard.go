@@ -28,7 +28,7 @@ import (
 //	SELECT pglock.guard('accounts/42', 17)
 func (l *Lease) Guard(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, `SELECT pglock.guard($1::text, $2::bigint)`, l.name, int64(l.token))
-	return l.proven(guarded(l.name, l.token, err))
+	return l.refused(ctx, l.proven(guarded(l.name, l.token, err)))
 }
 
 // Present does what Guard does, and presents the lease to the protected tables
@@ -96,11 +96,25 @@ func (l *Lease) InTx(ctx context.Context, pool *pgxpool.Pool, fn func(context.Co
 		return fn(both, tx)
 	})
 	if proven {
-		return Explain(err)
+		return l.refused(ctx, Explain(err))
 	}
 	err = l.proven(guarded(l.name, l.token, err))
 	if lost := l.Err(); errors.Is(lost, ErrLost) && !errors.Is(err, ErrLost) {
 		return fmt.Errorf("%w: %w", lost, err) // nobody could be asked, and this process knows by itself
+	}
+	return l.refused(ctx, err)
+}
+
+// refused tells the observer of a write under the lease that the server has
+// refused. A loss of another lease is told by that one's Guard.
+func (l *Lease) refused(ctx context.Context, err error) error {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
+		return err
+	}
+	lost, _ := errors.AsType[*LostError](err)
+	if pg.Code == codeFenced || pg.Code == codeLost && lost != nil && lost.Token == l.token {
+		tell(ctx, l.client, Fenced{Name: l.name, Token: l.token, Err: err})
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,7 @@ type Lease struct {
 	ttl    time.Duration
 
 	acquired time.Time
+	told     bool         // the observer knows of it
 	deadline atomic.Int64 // by the keeper's clock
 	beat     beat         // the keeper's own
 
@@ -103,12 +105,15 @@ func (l *Lease) lose(cause Cause, err error) {
 
 // tellEnd tells the observer how the tenure ended: lost, or released.
 func (l *Lease) tellEnd(lost *LostError) {
-	held := time.Since(l.acquired)
-	if lost != nil {
-		l.client.tell(l.Context(), Lost{Name: l.name, Token: l.token, Held: held, Err: lost})
-	} else {
-		l.client.tell(l.Context(), Released{Name: l.name, Token: l.token, Held: held})
+	if !l.told {
+		return
 	}
+	held := time.Since(l.acquired)
+	var end Event = Released{Name: l.name, Token: l.token, Held: held, Lease: l}
+	if lost != nil {
+		end = Lost{Name: l.name, Token: l.token, Held: held, Err: lost, Lease: l}
+	}
+	l.client.teller.add(l.Context(), end, math.MaxInt)
 }
 
 func (l *Lease) lost(cause Cause, err error) *LostError {

@@ -92,7 +92,7 @@ func (l *listener) run() {
 		if hears {
 			pause = 10 * time.Millisecond
 		} else if !keeper.deaf.Load() && l.quit.Err() == nil {
-			l.client.tell(l.quit, Fallback{Err: err})
+			tell(l.quit, l.client, Fallback{Err: err})
 		}
 		keeper.deaf.Store(!hears)
 		select {
@@ -108,7 +108,7 @@ func (l *listener) run() {
 			err = l.hear(conn)
 			closeConn(conn)
 			if l.quit.Err() == nil {
-				l.client.tell(l.quit, Fallback{Err: err})
+				tell(l.quit, l.client, Fallback{Err: err})
 			}
 			keeper.deaf.Store(true)
 			keeper.lookAgain()

@@ -5,10 +5,15 @@ import (
 	"time"
 )
 
-// Observer is told what happens to a client's leases, for metrics and traces.
-// It is called on the goroutine to which it happens, with the context of the
-// call that it belongs to or of the lease, and must return quickly. A panic of
-// its own is swallowed: watching a lock must not break it.
+// Observer is told what happens to a client's leases, for metrics and traces:
+// one event after the other, in the order in which they happened, on a goroutine
+// of its own. Nothing waits for it: while it blocks, leases are acquired, renewed,
+// lost and released as ever, and a panic of its own is swallowed. Watching a lock
+// must not break it. Client.Close waits a second at most for all to be told.
+//
+// The context has the values of the call that the event belongs to, and may have
+// ended. An Observer that is 10,000 events behind is told nothing new until it has
+// caught up: of a tenure neither the beginning nor the end.
 type Observer interface {
 	Observe(ctx context.Context, event Event)
 }
@@ -18,10 +23,13 @@ type Observer interface {
 type Event interface{ event() }
 
 // Acquired: a lease was granted. Each is followed by one Lost or one Released.
+// Its Lease says by Err whether it is held at this moment, sooner than any event
+// does; it is the caller's to release.
 type Acquired struct {
 	Name   string
 	Token  Token
 	Waited time.Duration // since the call
+	Lease  *Lease
 }
 
 // Waited: a call of Acquire that had to wait has ended, granted or not.
@@ -29,6 +37,7 @@ type Waited struct {
 	Name   string
 	Waited time.Duration // since the call
 	Err    error         // nil: granted
+	GaveUp bool          // the call's context ended, or the client was closed: Err is no failure
 }
 
 // Renewed: a renewal statement has ended.
@@ -44,6 +53,7 @@ type Lost struct {
 	Token Token
 	Held  time.Duration
 	Err   *LostError
+	Lease *Lease
 }
 
 // Released: a lease was released by its holder.
@@ -51,6 +61,19 @@ type Released struct {
 	Name  string
 	Token Token
 	Held  time.Duration
+	Lease *Lease
+}
+
+// Fenced: the database has refused a write that came after the end of the lease
+// it was made under. Told by Lease.Guard and Lease.InTx, the latter also of what
+// Fence and protected tables refuse to the function that it runs, if that returns
+// the error. Fence, Present and Explain know a transaction and no client, so that
+// they tell nobody: who calls them outside InTx has the error, and can hand a
+// Fenced to an Observer.
+type Fenced struct {
+	Name  string // of the lease
+	Token Token
+	Err   error // ErrFenced or ErrLost
 }
 
 // Fallback: waiters are not woken by notifications, and look again every 50 ms.
@@ -65,13 +88,5 @@ func (Waited) event()   {}
 func (Renewed) event()  {}
 func (Lost) event()     {}
 func (Released) event() {}
+func (Fenced) event()   {}
 func (Fallback) event() {}
-
-// tell tells the observer, if there is one.
-func (c *Client) tell(ctx context.Context, event Event) {
-	if c.observer == nil {
-		return
-	}
-	defer func() { _ = recover() }()
-	c.observer.Observe(ctx, event)
-}

@@ -15,10 +15,19 @@ func WithOwner(owner string) Option {
 	return func(c *Client) { c.owner = owner }
 }
 
-// WithObserver sets who is told what happens to the client's leases. The
-// default is nobody.
+// WithObserver adds somebody who is told what happens to the client's leases,
+// after those of earlier WithObserver options: who blocks keeps the news from
+// the others too. The default is nobody.
 func WithObserver(observer Observer) Option {
-	return func(c *Client) { c.observer = observer }
+	return func(c *Client) {
+		if observer == nil {
+			return
+		}
+		if c.teller == nil {
+			c.teller = &teller{}
+		}
+		c.teller.observers = append(c.teller.observers, observer)
+	}
 }
 
 // WithPolling has Lock and WithLock try again and again, every 50 ms on average,

@@ -56,7 +56,7 @@ func (c *Client) queueUp(ctx context.Context, r *request, known *HeldError) (*Le
 		}
 		if l != nil || err != nil {
 			if r.waited {
-				c.tell(r.values, Waited{Name: r.name, Waited: time.Since(r.called), Err: err})
+				tell(r.values, c, Waited{Name: r.name, Waited: time.Since(r.called), Err: err, GaveUp: err != nil && ctx.Err() != nil})
 			}
 			return l, err
 		}

@@ -86,7 +86,9 @@ func (k *keeper) send(batch []kept) {
 		if !sent.IsZero() {
 			told.Took = time.Since(sent)
 		}
-		k.tell(told)
+		if err == nil || k.quit.Err() == nil { // what Close cuts off has not failed
+			k.tell(told)
+		}
 	}
 	k.mu.Lock()
 	k.busy = false

@@ -25,6 +25,7 @@ var surroundings = map[string]struct{ before, after string }{
 		lease, err := client.Acquire(ctx, "accounts/42", time.Minute)
 		if err != nil { log.Fatal(err) }`},
 	"ExampleFence":        {},
+	"ExampleNew":          {},
 	"ExampleTable_Update": {after: `fmt.Println(row.Value.Balance, err)`},
 }
 
@@ -69,7 +70,9 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -78,6 +81,7 @@ import (
 	"github.com/pawl-go/pawl/migrations"
 	"github.com/pawl-go/pawl/optimistic"
 	"github.com/pawl-go/pawl/pglock"
+	"github.com/pawl-go/pawl/pglock/pglockotel"
 )
 
 var errInsufficient = errors.New("insufficient funds")

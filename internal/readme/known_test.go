@@ -38,7 +38,7 @@ func learn(t testing.TB) known {
 var learned = sync.OnceValues(func() (known, error) {
 	k := known{map[string][]string{}, map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}}
 	var errs []error
-	for _, folder := range []string{"pglock", "optimistic", "migrations", "internal/readme"} {
+	for _, folder := range []string{"pglock", "pglock/pglockotel", "optimistic", "migrations", "internal/readme"} {
 		errs = append(errs, k.learnPackage(folder))
 	}
 	return k, errors.Join(append(errs, k.learnSchema(), k.learnTestsAndVariables())...)

@@ -18,7 +18,7 @@ import (
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // What a module that only takes locks must not have to require.
-var heavy = regexp.MustCompile(`goose|testcontainers|embedded-postgres`)
+var heavy = regexp.MustCompile(`goose|testcontainers|embedded-postgres|opentelemetry`)
 
 // Another module uses this one by what the README says to type.
 func TestOutsideModule(t *testing.T) {

@@ -78,7 +78,7 @@ var (
 	inline = regexp.MustCompile("`[^`\n]+`")
 	link   = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	// A name of one of the packages, or of the schema, with a method or a field.
-	qualified = regexp.MustCompile(`\b(pglock|optimistic|migrations)\.([A-Za-z_]\w*)(\.[A-Z]\w*)?`)
+	qualified = regexp.MustCompile(`\b(pglock|pglockotel|optimistic|migrations)\.([A-Za-z_]\w*)(\.[A-Z]\w*)?`)
 	method    = regexp.MustCompile("^`([A-Z]\\w*\\.[A-Z]\\w*)(\\(.*\\))?`$")
 	testName  = regexp.MustCompile(`Test[A-Z]\w*`)
 	variable  = regexp.MustCompile(`PGLOCK_[A-Z_]*[A-Z]`)
@@ -198,7 +198,7 @@ func TestReadme(t *testing.T) {
 	code, _ := blocks(readme)
 	for _, want := range []string{
 		"ExampleLockRow", "ExampleLockTx", "ExampleClient_WithLock", "ExampleClient_WithLease", "ExampleFence",
-		"ExampleTable_Update", "Example_migrate",
+		"ExampleTable_Update", "ExampleNew", "Example_migrate",
 	} {
 		if !slices.ContainsFunc(code, func(b block) bool { return b.mark == "from "+want }) {
 			t.Errorf("it shows nothing of %s", want)
