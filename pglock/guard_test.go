@@ -162,7 +162,7 @@ func TestGuard_Fact4_LooksAtTheClockAfterTheWait(t *testing.T) {
 	pool := pgtest.Pool(t)
 	mutate(t, pool, guardEarly)
 	for schema, want := range map[string]string{"pglock": "PW002", "mutant": ""} {
-		token := one[int64](t, pool, `SELECT token FROM pglock.acquire(ARRAY[$1], '1 s')`, schema)
+		token := one[int64](t, pool, `SELECT token FROM pglock.acquire(ARRAY[$1], '3 s')`, schema)
 		blocker, guard := newConn(t, pool), newConn(t, pool)
 		exec(t, blocker, `BEGIN; SELECT FROM pglock.leases WHERE name = '`+schema+`' FOR UPDATE`)
 		done := make(chan error, 1)

@@ -80,6 +80,19 @@ func found(t *testing.T, write string, ttl time.Duration) *society {
 	return s
 }
 
+// enough says whether enough members were told that their element is in.
+func (s *society) enough() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	in := 0
+	for _, a := range s.told {
+		if a.Err == "" {
+			in++
+		}
+	}
+	return in >= 5
+}
+
 // stop stops the holder of the moment.
 func (s *society) stop(t *testing.T, lasts time.Duration) {
 	const holding = `SELECT coalesce((SELECT holder FROM pglock.leases WHERE name = 'set' AND expires_at > clock_timestamp()), '')`
@@ -139,7 +152,7 @@ func TestLease_SetOfPausedProcesses(t *testing.T) {
 		wg.Go(func() {
 			t.Run(write, func(t *testing.T) {
 				s := found(t, write, ttl)
-				for end := time.Now().Add(lasts); time.Now().Before(end) || s.stops < 5; {
+				for end := time.Now().Add(lasts); time.Now().Before(end) || s.stops < 5 || !s.enough() && time.Now().Before(end.Add(limit)); {
 					stands := ttl*5/4 + rand.N(ttl)
 					wait(every - stands)
 					s.stop(t, stands)

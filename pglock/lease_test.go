@@ -481,7 +481,7 @@ func TestWithLease(t *testing.T) {
 	})
 	// A function that looks at its context alone learns of the loss (L40).
 	t.Run("L40: the context of fn ends with the lease", func(t *testing.T) {
-		err := c.WithLease(t.Context(), "watched", 300*time.Millisecond, func(ctx context.Context, l *pglock.Lease) error {
+		err := c.WithLease(t.Context(), "watched", 3*time.Second, func(ctx context.Context, l *pglock.Lease) error {
 			expire(t, pool, "watched")
 			<-ctx.Done()
 			return context.Cause(ctx)
