@@ -128,3 +128,71 @@ func TestPooler_ManyLeases(t *testing.T) {
 		t.Errorf("%d of 40 are held", n)
 	}
 }
+
+// What lives in a transaction holds through a pooler in transaction mode: row
+// locks, advisory locks, time limits and fences.
+func TestPooler_Transactions(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			dsn := pgtest.DSN(t)
+			pool := poolBy(t, pgtest.PgBouncer(t, dsn), func(config *pgxpool.Config) { config.ConnConfig.DefaultQueryExecMode = mode })
+			exec(t, pgtest.PoolOn(t, dsn), `CREATE TABLE accounts (id bigint PRIMARY KEY, balance int); INSERT INTO accounts VALUES (1, 10), (2, 20)`)
+			const row, rows = `SELECT balance FROM accounts WHERE id = $1`, `SELECT balance FROM accounts ORDER BY id`
+			key := pglock.KeyOf("pooled")
+			ctx := t.Context()
+			try := func(fn func(pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, fn) }
+
+			inTx(t, pool, pgx.ReadCommitted, func(tx pgx.Tx) {
+				if err := pglock.LockTx(ctx, tx, key); err != nil {
+					t.Fatal(err)
+				}
+				if got, err := pglock.LockRow(ctx, tx, pglock.ForNoKeyUpdate, pgx.RowTo[int], row, 1); err != nil || got != 10 {
+					t.Fatalf("got %d, %v", got, err)
+				}
+				if err := pglock.Fence(ctx, tx, "pooled", 7); err != nil {
+					t.Fatal(err)
+				}
+				for what, refused := range map[string]func(pgx.Tx) error{
+					"TryLockTx": func(other pgx.Tx) error { return pglock.TryLockTx(ctx, other, key) },
+					"NoWait": func(other pgx.Tx) error {
+						_, err := pglock.LockRow(ctx, other, pglock.ForNoKeyUpdate.NoWait(), pgx.RowTo[int], row, 1)
+						return err
+					},
+					"SetLockTimeout": func(other pgx.Tx) error {
+						if err := pglock.SetLockTimeout(ctx, other, 20*time.Millisecond); err != nil {
+							return err
+						}
+						return pglock.LockTx(ctx, other, key)
+					},
+				} {
+					if err := try(refused); !errors.Is(err, pglock.ErrLocked) {
+						t.Errorf("%s beside a holder says %v", what, err)
+					}
+				}
+				if err := try(func(other pgx.Tx) error {
+					left, err := pglock.LockRows(ctx, other, pglock.ForNoKeyUpdate.SkipLocked(), pgx.RowTo[int], rows)
+					if len(left) != 1 || left[0] != 20 {
+						t.Errorf("SkipLocked left %v", left)
+					}
+					return err
+				}); err != nil {
+					t.Error(err)
+				}
+			})
+			// Rolled back: all of it is free, for whoever comes by whichever backend.
+			for range 4 {
+				if err := try(func(other pgx.Tx) error {
+					_, err := pglock.LockRows(ctx, other, pglock.ForUpdate.NoWait(), pgx.RowTo[int], rows)
+					return errors.Join(err, pglock.TryLockTx(ctx, other, key), pglock.Fence(ctx, other, "pooled", 6))
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := try(func(tx pgx.Tx) error { return pglock.Fence(ctx, tx, "pooled", 5) }); !errors.Is(err, pglock.ErrFenced) {
+				t.Errorf("a lower token says %v", err)
+			}
+		})
+	}
+}
