@@ -1,11 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -30,7 +30,7 @@ var handoff = scenario{
 	metrics: []metric{{"gap p50, ms", 2, ""}, {"gap p99, ms", 2, ""}, {"inversions, ‰", 1, ""}, {"longest wait / mean", 2, ""}, {"hand-offs/s", 0, ""}},
 	rounds:  func(p plan) int { return p.rounds },
 	trials: func(_ context.Context, b *bench) []trial {
-		return b.each("handoff", fmt.Sprintf("%d waiters", waiters), 2*b.duration+slack, func(ctx context.Context, r running) (sample, error) {
+		return b.each("handoff", fmt.Sprintf("%d waiters", waiters), 3*b.duration+slack, func(ctx context.Context, r running) (sample, error) {
 			grants, err := handOn(ctx, r, 3*b.duration)
 			if err != nil {
 				return nil, err
@@ -43,8 +43,9 @@ var handoff = scenario{
 // A grant is one tenure of the name.
 type grant struct{ called, granted, released time.Time }
 
-// handOn has the clients pass the name on for the duration, and returns the
-// grants in their order.
+// handOn has the clients pass the name on for the duration, which begins when
+// each has had it once and is connected. It returns, in their order, the grants
+// to those who called after that.
 func handOn(ctx context.Context, r running, duration time.Duration) ([]grant, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	clients := make([]client, waiters)
@@ -64,10 +65,14 @@ func handOn(ctx context.Context, r running, duration time.Duration) ([]grant, er
 	}
 	var mu sync.Mutex
 	var grants []grant
-	end := time.Now().Add(duration)
+	var warm sync.WaitGroup
+	warm.Add(waiters)
+	var over atomic.Bool
 	for _, c := range clients {
 		group.Go(func() error {
-			for time.Now().Before(end) {
+			ready := sync.OnceFunc(warm.Done)
+			defer ready()
+			for !over.Load() {
 				g := grant{called: time.Now()}
 				release, err := c.acquire(ctx, "baton")
 				if err != nil {
@@ -82,42 +87,47 @@ func handOn(ctx context.Context, r running, duration time.Duration) ([]grant, er
 				if err := release(ctx); err != nil {
 					return err
 				}
+				ready()
 			}
 			return nil
 		})
 	}
+	warm.Wait()
+	began := time.Now()
+	select {
+	case <-time.After(duration):
+	case <-ctx.Done():
+	}
+	over.Store(true)
 	err := group.Wait()
 	slices.SortFunc(grants, func(a, b grant) int { return a.granted.Compare(b.granted) })
-	return grants, err
+	return slices.DeleteFunc(grants, func(g grant) bool { return g.called.Before(began) }), err
 }
 
-// judge leaves out the first grant of each, which waited for the others to
-// connect.
 func judge(grants []grant) (sample, error) {
-	if len(grants) < 3*waiters {
+	if len(grants) < 2*waiters {
 		return nil, fmt.Errorf("only %d hand-offs: too few to judge", len(grants))
 	}
-	elapsed := grants[len(grants)-1].granted.Sub(grants[0].granted)
 	var gaps, waits []time.Duration
 	var total time.Duration
-	for i := waiters; i < len(grants); i++ {
-		g, before := grants[i], grants[i-1]
-		if g.called.Before(before.released) {
-			gaps = append(gaps, g.granted.Sub(before.released))
-		}
+	for i, g := range grants {
 		waits = append(waits, g.granted.Sub(g.called))
 		total += g.granted.Sub(g.called)
+		if i > 0 && g.called.Before(grants[i-1].released) {
+			gaps = append(gaps, g.granted.Sub(grants[i-1].released))
+		}
 	}
 	if len(gaps) == 0 {
 		return nil, fmt.Errorf("in %d hand-offs nobody was waiting", len(grants))
 	}
 	slices.Sort(gaps)
+	elapsed := grants[len(grants)-1].granted.Sub(grants[0].granted)
 	mean := total / time.Duration(len(waits))
 	return sample{
 		"gap p50, ms":         ms(gaps[len(gaps)/2]),
 		"gap p99, ms":         ms(gaps[len(gaps)*99/100]),
 		"inversions, ‰":       1000 * float64(inversions(grants)) / float64(len(grants)),
-		"longest wait / mean": float64(slices.Max(waits)) / float64(cmp.Or(mean, 1)),
+		"longest wait / mean": float64(slices.Max(waits)) / float64(max(mean, 1)),
 		"hand-offs/s":         float64(len(grants)-1) / elapsed.Seconds(),
 	}, nil
 }
