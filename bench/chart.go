@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"image/color"
+	"slices"
 	"strconv"
 
 	"gonum.org/v1/plot"
@@ -10,6 +12,10 @@ import (
 	"gonum.org/v1/plot/plotutil"
 	"gonum.org/v1/plot/vg"
 )
+
+// legendRoom is how far the axis goes beyond the last of the goroutines, so that
+// the legend stands beside the lines.
+const legendRoom = 6
 
 // chart draws the uncontended pairs, a line for each contender, both axes
 // logarithmic. Where none were measured it draws nothing.
@@ -36,9 +42,16 @@ func (r results) chart(file string) error {
 		ticks = append(ticks, plot.Tick{Value: x, Label: setting})
 	}
 	p.X.Tick.Marker = ticks
-	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.Top, p.Legend.Padding = true, vg.Millimeter
 	p.Add(plotter.NewGrid())
-	for i, c := range r.Contenders {
+	last := settings[len(settings)-1]
+	// From the fastest down, as their lines end.
+	end := func(a about) float64 {
+		f, _ := r.find(pairs.name, last, a.Name, pairs.metrics[0].name)
+		return f.Median
+	}
+	contenders := slices.SortedStableFunc(slices.Values(r.Contenders), func(a, b about) int { return cmp.Compare(end(b), end(a)) })
+	for i, c := range contenders {
 		var points plotter.XYs
 		for n, setting := range settings {
 			if f, ok := r.find(pairs.name, setting, c.Name, pairs.metrics[0].name); ok && f.Median > 0 {
@@ -53,6 +66,7 @@ func (r results) chart(file string) error {
 			return err
 		}
 		line.Color, marks.Color, marks.Shape = plotutil.Color(i), plotutil.Color(i), plotutil.Shape(i)
+		marks.Radius = vg.Points(3)
 		line.Width = vg.Points(1.2)
 		if c.Name == pawl.name {
 			line.Width = vg.Points(3)
@@ -60,5 +74,6 @@ func (r results) chart(file string) error {
 		p.Add(line, marks)
 		p.Legend.Add(c.Name, line, marks)
 	}
+	p.X.Max *= legendRoom
 	return p.Save(18*vg.Centimeter, 12*vg.Centimeter, file)
 }

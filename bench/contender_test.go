@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/pawl-go/pawl/internal/pgtest"
 )
 
 // patience bounds what must not hang.
@@ -33,7 +35,7 @@ func up(t *testing.T, c contender) (running, *host) {
 		})
 	}
 	if errors.Is(err, errAbsent) {
-		t.Skip(err)
+		pgtest.Require(t, c.name, err)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -85,7 +85,7 @@ func (r results) wide(s scenario) [][]string {
 
 // long has a column for each metric.
 func (r results) long(s scenario) [][]string {
-	header := []string{"", "contender"}
+	header := []string{"setting", "contender"}
 	for _, m := range s.metrics {
 		header = append(header, m.name)
 	}
