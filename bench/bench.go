@@ -33,12 +33,13 @@ type scenario struct {
 	name    string
 	title   string
 	says    string // how it was measured
+	wide    bool   // a table for each metric and in it a column for each setting; else one table
 	metrics []metric
 	rounds  func(plan) int
 	trials  func(context.Context, *bench) []trial
 }
 
-// A metric is a column of a table, or the table's cells if it is the only one.
+// A metric is what stands in a column, or in a wide table.
 type metric struct {
 	name      string
 	decimals  int

@@ -132,8 +132,6 @@ func readServer(ctx context.Context, s *server) (cpu time.Duration, statements i
 			return 0, 0, err
 		}
 	}
-	if s.pid != 0 {
-		cpu, err = cpuOf(s.pid)
-	}
+	cpu, _, err = cpuTimes(s)
 	return cpu, statements, err
 }

@@ -54,6 +54,7 @@ var optimisticUpdates = scenario{
 	name:    "optimistic",
 	title:   "Optimistic updates: changes a second",
 	says:    fmt.Sprintf("Read, add 1, write where the version is unchanged, else again; %d goroutines, on %d rows and on one.", updaters, accounts),
+	wide:    true,
 	metrics: []metric{{"changes/s", 0, handwritten}},
 	rounds:  func(p plan) int { return p.rounds },
 	trials: func(ctx context.Context, b *bench) []trial {

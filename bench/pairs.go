@@ -17,8 +17,9 @@ const generous = time.Minute
 var pairs = scenario{
 	name:    "pairs",
 	title:   "Acquire and release, uncontended: pairs a second",
-	says:    "One client; each goroutine takes and frees a name of its own, again and again.",
-	metrics: []metric{{"pairs/s", 0, floor.name}},
+	says:    "One client; each goroutine takes and frees a name of its own, again and again. CPU is that of the server's processes and of this one, a pair.",
+	wide:    true,
+	metrics: []metric{{"pairs/s", 0, floor.name}, {"server CPU, µs", 0, floor.name}, {"client CPU, µs", 0, floor.name}},
 	rounds:  func(p plan) int { return p.rounds },
 	trials: func(_ context.Context, b *bench) []trial {
 		var trials []trial
@@ -29,14 +30,25 @@ var pairs = scenario{
 					return nil, err
 				}
 				defer c.close()
+				server, self, err := cpuTimes(r.server)
+				if err != nil {
+					return nil, err
+				}
+				var count atomic.Int64
 				rate, err := perSecond(ctx, goroutines, b.duration, func(ctx context.Context, i int) error {
 					release, err := c.acquire(ctx, fmt.Sprintf("pair-%d", i))
 					if err != nil {
 						return err
 					}
+					count.Add(1)
 					return release(ctx)
 				})
-				return sample{"pairs/s": rate}, err
+				if err != nil {
+					return nil, err
+				}
+				serverAfter, selfAfter, err := cpuTimes(r.server)
+				perPair := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(count.Load()) }
+				return sample{"pairs/s": rate, "server CPU, µs": perPair(serverAfter - server), "client CPU, µs": perPair(selfAfter - self)}, err
 			})...)
 		}
 		return trials
@@ -49,6 +61,7 @@ const losingGoroutines = 8
 var losing = scenario{
 	name:    "losing",
 	title:   "Try what somebody else holds: tries a second",
+	wide:    true,
 	says:    fmt.Sprintf("One client, %d goroutines, one name that another client holds.", losingGoroutines),
 	metrics: []metric{{"tries/s", 0, floor.name}},
 	rounds:  func(p plan) int { return p.rounds },

@@ -38,27 +38,44 @@ func readStat(pid string) (stat, error) {
 	return stat{int(n[0]), time.Duration(n[1]+n[2]) * tick, time.Duration(n[3]+n[4]) * tick}, nil
 }
 
-// cpuOf is the CPU time of a process and of all that it has started.
+// cpuOf is the CPU time of a process and of those that it has started. While
+// it reaps one of them, that one's time is in neither place or in both: look again.
 func cpuOf(root int) (time.Duration, error) {
-	first, err := readStat(strconv.Itoa(root))
-	if err != nil {
-		return 0, err
-	}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return 0, err
-	}
-	total := first.own + first.children
-	for _, entry := range entries {
-		if _, err := strconv.Atoi(entry.Name()); err != nil {
-			continue
+	for {
+		before, err := readStat(strconv.Itoa(root))
+		if err != nil {
+			return 0, err
 		}
-		// One that has just ended is among its parent's children by the next look.
-		if s, err := readStat(entry.Name()); err == nil && s.parent == root {
-			total += s.own + s.children
+		entries, err := os.ReadDir("/proc")
+		if err != nil {
+			return 0, err
+		}
+		var children time.Duration
+		for _, entry := range entries {
+			if s, err := readStat(entry.Name()); err == nil && s.parent == root {
+				children += s.own + s.children
+			}
+		}
+		after, err := readStat(strconv.Itoa(root))
+		if err != nil {
+			return 0, err
+		}
+		if after.children == before.children {
+			return after.own + after.children + children, nil
 		}
 	}
-	return total, nil
+}
+
+// cpuTimes are a server's, zero where its processes are not ours to read, and
+// this process's.
+func cpuTimes(s *server) (of, self time.Duration, err error) {
+	if s.pid != 0 {
+		if of, err = cpuOf(s.pid); err != nil {
+			return 0, 0, err
+		}
+	}
+	own, err := readStat("self")
+	return of, own.own, err
 }
 
 // sockets is how many this process has open.

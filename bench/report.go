@@ -45,10 +45,15 @@ func (r results) markdown(chart string) string {
 			fmt.Fprintf(&text, " In brackets: times %s.", reference)
 		}
 		text.WriteString("\n\n")
-		if len(s.metrics) == 1 {
-			text.WriteString(table(r.wide(s)))
-		} else {
+		if !s.wide {
 			text.WriteString(table(r.long(s)))
+			continue
+		}
+		for i, m := range s.metrics {
+			if i > 0 {
+				text.WriteString("\n")
+			}
+			text.WriteString(table(r.wide(s, m)))
 		}
 	}
 	return text.String()
@@ -69,14 +74,14 @@ func (r results) distinct(scenario string, of func(cell) string) []string {
 	return all
 }
 
-// wide has a column for each setting, for a scenario of one metric.
-func (r results) wide(s scenario) [][]string {
+// wide has a column for each setting.
+func (r results) wide(s scenario, m metric) [][]string {
 	settings := r.settings(s.name)
-	rows := [][]string{append([]string{s.metrics[0].name}, settings...)}
+	rows := [][]string{append([]string{m.name}, settings...)}
 	for _, contender := range r.distinct(s.name, func(c cell) string { return c.Contender }) {
 		row := []string{contender}
 		for _, setting := range settings {
-			row = append(row, r.text(s.name, setting, contender, s.metrics[0]))
+			row = append(row, r.text(s.name, setting, contender, m))
 		}
 		rows = append(rows, row)
 	}

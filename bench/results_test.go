@@ -14,7 +14,7 @@ var sampleResults = results{
 	Missing:    []missing{{"etcd", "not installed: etcd\nmore", true}},
 	Failures:   []failure{{"losing", "floor", "down"}},
 	Cells: []cell{
-		newCell("pairs", trial{setting: "1", contender: "pawl"}, []sample{{"pairs/s": 30}, {"pairs/s": 10}, {"pairs/s": 20}}),
+		newCell("pairs", trial{setting: "1", contender: "pawl"}, []sample{{"pairs/s": 30, "server CPU, µs": 7}, {"pairs/s": 10}, {"pairs/s": 20}}),
 		newCell("pairs", trial{setting: "1", contender: "floor"}, []sample{{"pairs/s": 30}, {"pairs/s": 50}}),
 		newCell("pairs", trial{setting: "8", contender: "pawl"}, []sample{{"pairs/s": 100}}),
 		newCell("takeover", trial{setting: "TTL 2s", contender: "pawl"}, []sample{{"took, ms": 1900, "beyond, ms": 12.34}}),
