@@ -52,7 +52,7 @@ func TestRun_TwoShellsCount(t *testing.T) {
 			refusals := make(chan int, 2)
 			for range 2 {
 				go func() {
-					ctx, cancel := context.WithTimeout(context.Background(), 4*limit)
+					ctx, cancel := context.WithTimeout(context.Background(), 10*limit)
 					defer cancel()
 					refused := -1 << 30
 					out, err := shell(ctx, dsn, loop, file, script, path)

@@ -60,9 +60,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	defer stop()
 	err := scratch.In(ctx, *dsn, "onlyonce", createTables, func(s scratch.Schema, pool *pgxpool.Pool) error {
 		return errors.Join(
-			show(ctx, pool, order{s, "2026-01-01", true}, stdout, stderr),
-			show(ctx, pool, order{s, "2026-01-02", true}, stdout, stderr),
-			show(ctx, pool, order{s, "2026-01-03", false}, stdout, stderr))
+			show(ctx, pool, order{s, "2026-01-01", true}, stdout),
+			show(ctx, pool, order{s, "2026-01-02", true}, stdout),
+			show(ctx, pool, order{s, "2026-01-03", false}, stdout))
 	})
 	if err != nil {
 		fmt.Fprintln(stderr, "onlyonce:", err)
@@ -79,17 +79,17 @@ const createTables = `
 
 // show has the nodes fire at once, kills the first in the middle of its work,
 // and has one more fire when they all have ended.
-func show(ctx context.Context, pool *pgxpool.Pool, o order, stdout, stderr io.Writer) error {
+func show(ctx context.Context, pool *pgxpool.Pool, o order, stdout io.Writer) error {
 	var killed atomic.Bool
 	doomed := func() bool { return killed.CompareAndSwap(false, true) }
 	g, all := errgroup.WithContext(ctx)
 	for range nodes {
-		g.Go(func() error { return fire(all, o, doomed, stderr) })
+		g.Go(func() error { return fire(all, o, doomed) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if err := fire(ctx, o, doomed, stderr); err != nil {
+	if err := fire(ctx, o, doomed); err != nil {
 		return err
 	}
 	var reports int
@@ -109,13 +109,13 @@ func show(ctx context.Context, pool *pgxpool.Pool, o order, stdout, stderr io.Wr
 
 // fire runs one node to its end. In the middle of its work it may go on, unless
 // it is doomed.
-func fire(ctx context.Context, o order, doomed func() bool, stderr io.Writer) error {
+func fire(ctx context.Context, o order, doomed func() bool) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, self, nodeCommand)
-	cmd.Stderr = stderr
+	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return err

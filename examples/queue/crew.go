@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"strconv"
@@ -18,7 +17,7 @@ import (
 // employ runs the workers until they find no more jobs. It kills some, each in
 // the middle of its first lot, and replaces them. It returns how many jobs those
 // had in hand.
-func employ(ctx context.Context, how order, stderr io.Writer) (interrupted int, err error) {
+func employ(ctx context.Context, how order) (interrupted int, err error) {
 	var mu sync.Mutex
 	left := kills
 	doomed := func(jobs int) bool {
@@ -35,7 +34,7 @@ func employ(ctx context.Context, how order, stderr io.Writer) (interrupted int, 
 	for range workers {
 		crew.Go(func() error {
 			for {
-				if killed, err := watch(ctx, how, doomed, stderr); !killed {
+				if killed, err := watch(ctx, how, doomed); !killed {
 					return err
 				}
 			}
@@ -46,13 +45,13 @@ func employ(ctx context.Context, how order, stderr io.Writer) (interrupted int, 
 
 // watch runs one worker to its end. Each time that it is in the middle of a lot
 // it may go on, unless it is doomed.
-func watch(ctx context.Context, how order, doomed func(jobs int) bool, stderr io.Writer) (killed bool, err error) {
+func watch(ctx context.Context, how order, doomed func(jobs int) bool) (killed bool, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return false, err
 	}
 	cmd := exec.CommandContext(ctx, self, workerCommand)
-	cmd.Stderr = stderr
+	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return false, err

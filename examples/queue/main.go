@@ -62,8 +62,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	defer stop()
 	err := scratch.In(ctx, *dsn, "queue", createTables, func(s scratch.Schema, pool *pgxpool.Pool) error {
 		return errors.Join(
-			show(ctx, pool, order{s, locked}, stdout, stderr),
-			show(ctx, pool, order{s, marked}, stdout, stderr))
+			show(ctx, pool, order{s, locked}, stdout),
+			show(ctx, pool, order{s, marked}, stdout))
 	})
 	if err != nil {
 		fmt.Fprintln(stderr, "queue:", err)
@@ -73,11 +73,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 // show has the jobs done in one way and counts what came of it.
-func show(ctx context.Context, pool *pgxpool.Pool, how order, stdout, stderr io.Writer) error {
+func show(ctx context.Context, pool *pgxpool.Pool, how order, stdout io.Writer) error {
 	if _, err := pool.Exec(ctx, fmt.Sprintf("TRUNCATE jobs, effects; INSERT INTO jobs (id) SELECT generate_series(1, %d)", jobs)); err != nil {
 		return err
 	}
-	interrupted, err := employ(ctx, how, stderr)
+	interrupted, err := employ(ctx, how)
 	if err != nil {
 		return err
 	}
