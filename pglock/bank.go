@@ -68,8 +68,10 @@ func (b *bank) try(ctx context.Context, key Key, look bool) (*Lock, error) {
 func (b *bank) wait(ctx context.Context, key Key) (*Lock, error) {
 	for {
 		s, fresh, err := b.claimEmpty(ctx, key)
-		if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "53300" {
-			return b.poll(ctx, key) // too_many_connections: better late than not at all
+		// No room for a connection, or too many asked for one at once: better late
+		// than not at all. Where the server is away the tries say so.
+		if _, refused := errors.AsType[*pgconn.ConnectError](err); refused && ctx.Err() == nil {
+			return b.poll(ctx, key)
 		}
 		if err != nil {
 			return nil, err

@@ -39,7 +39,8 @@ func blackHole(t *testing.T, server uint16, client int32) {
 // own settings they stay.
 func TestLock_BlackHole(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.Pool(t)
+	// Of its own: a port that is lost to one server is soon somebody's to another.
+	pool := pgtest.PoolOn(t, pgtest.Server(t).DSN())
 	config := pool.Config().ConnConfig
 	c := newClient(t, pool)
 	key := pglock.KeyOf("leader")
