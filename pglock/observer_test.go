@@ -190,20 +190,27 @@ func TestObserver_Fenced(t *testing.T) {
 	}
 }
 
+// block has the observer block at its first event until release is closed.
+func (n *notes) block() (entered <-chan bool, release chan bool) {
+	first := make(chan bool, 1)
+	release = make(chan bool)
+	n.then = func() {
+		select {
+		case first <- true:
+			<-release
+		default:
+		}
+	}
+	return first, release
+}
+
 // While an observer blocks, leases are acquired, renewed, lost and released as
 // ever, and the client can be closed.
 func TestObserver_Blocks(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	entered, release := make(chan bool, 1), make(chan bool)
 	told := &notes{}
-	told.then = func() {
-		select {
-		case entered <- true:
-			<-release
-		default:
-		}
-	}
+	entered, release := told.block()
 	c := pglock.New(pool, pglock.WithObserver(told))
 	l := acquire(t, c, "renewed", 2*time.Second)
 	<-entered
@@ -239,15 +246,8 @@ func TestObserver_Blocks(t *testing.T) {
 func TestObserver_Lags(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	entered, release := make(chan bool, 1), make(chan bool)
 	told := &notes{}
-	told.then = func() {
-		select {
-		case entered <- true:
-			<-release
-		default:
-		}
-	}
+	entered, release := told.block()
 	c := pglock.New(pool, pglock.WithObserver(told))
 	first := acquire(t, c, "first", time.Hour)
 	<-entered

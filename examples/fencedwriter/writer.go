@@ -9,13 +9,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"os/exec"
 	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pawl-go/pawl/internal/scratch"
 	"github.com/pawl-go/pawl/pglock"
 )
 
@@ -112,27 +112,14 @@ type process struct {
 
 // start runs this program again as a writer.
 func start(b brief) (*process, error) {
-	self, err := os.Executable()
+	cmd, stdin, stdout, err := scratch.Again(context.Background(), writerCommand)
 	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(self, writerCommand)
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	stdout, err := cmd.StdoutPipe() // closed by Wait, when all events were heard
-	if err != nil {
-		return nil, err
-	}
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	p := &process{cmd, json.NewEncoder(stdin), make(chan event, 2)}
 	go func() {
 		var e event
-		for lines := json.NewDecoder(stdout); lines.Decode(&e) == nil; {
+		for lines := json.NewDecoder(stdout); lines.Decode(&e) == nil; { // all have been heard when Wait closes it
 			p.events <- e
 		}
 	}()

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pawl-go/pawl/internal/scratch"
 	"github.com/pawl-go/pawl/pglock"
 )
 
@@ -91,26 +91,13 @@ type node struct {
 
 // start runs this program again as a candidate, whose terms go to terms.
 func start(name, dsn string, terms chan<- term) (*node, error) {
-	self, err := os.Executable()
+	cmd, stdin, stdout, err := scratch.Again(context.Background(), nodeCommand)
 	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(self, nodeCommand)
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	stdout, err := cmd.StdoutPipe() // closed by Wait, when all terms that matter were read
-	if err != nil {
-		return nil, err
-	}
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	go func() {
 		var t term
-		for lines := json.NewDecoder(stdout); lines.Decode(&t) == nil; {
+		for lines := json.NewDecoder(stdout); lines.Decode(&t) == nil; { // all that matter have come when Wait closes it
 			terms <- t
 		}
 	}()

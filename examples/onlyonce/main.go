@@ -26,7 +26,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
 	"sync/atomic"
 	"syscall"
@@ -110,21 +109,8 @@ func show(ctx context.Context, pool *pgxpool.Pool, o order, stdout io.Writer) er
 // fire runs one node to its end. In the middle of its work it may go on, unless
 // it is doomed.
 func fire(ctx context.Context, o order, doomed func() bool) error {
-	self, err := os.Executable()
+	cmd, stdin, stdout, err := scratch.Again(ctx, nodeCommand)
 	if err != nil {
-		return err
-	}
-	cmd := exec.CommandContext(ctx, self, nodeCommand)
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		return err
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
 		return err
 	}
 	err = json.NewEncoder(stdin).Encode(o)

@@ -6,12 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"strconv"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/pawl-go/pawl/internal/scratch"
 )
 
 // employ runs the workers until they find no more jobs. It kills some, each in
@@ -46,21 +46,8 @@ func employ(ctx context.Context, how order) (interrupted int, err error) {
 // watch runs one worker to its end. Each time that it is in the middle of a lot
 // it may go on, unless it is doomed.
 func watch(ctx context.Context, how order, doomed func(jobs int) bool) (killed bool, err error) {
-	self, err := os.Executable()
+	cmd, stdin, stdout, err := scratch.Again(ctx, workerCommand)
 	if err != nil {
-		return false, err
-	}
-	cmd := exec.CommandContext(ctx, self, workerCommand)
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		return false, err
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		return false, err
-	}
-	if err := cmd.Start(); err != nil {
 		return false, err
 	}
 	err = json.NewEncoder(stdin).Encode(how)

@@ -1,5 +1,5 @@
-// Package scratch gives an example a database to work in and takes back what it
-// made there, whatever came of it.
+// Package scratch gives an example a database to work in, and processes of its
+// own beside it, and takes back what it made in the database, whatever came of it.
 package scratch
 
 import (
