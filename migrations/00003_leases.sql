@@ -405,13 +405,7 @@ BEGIN
     IF cardinality(locked) > 0 THEN
         PERFORM pglock.vacate(locked, awaited);
     END IF;
-    IF cardinality(ending) = 1 AND cardinality(release.tokens) = 1 THEN
-        name := locked[1];
-        token := ending[1];
-        state := 'released';
-        RETURN NEXT;
-        RETURN;
-    ELSIF cardinality(ending) = cardinality(release.tokens) THEN
+    IF cardinality(ending) = cardinality(release.tokens) THEN
         RETURN QUERY
         SELECT w.name, w.token, 'released', NULL::integer[], NULL::timestamptz
         FROM unnest(release.names, release.tokens) AS w (name, token);
