@@ -423,6 +423,62 @@ END
 $$;
 -- +goose StatementEnd
 
+-- What many calls of release and of acquire would do, in one transaction: first
+-- ends tenures, as release does with a patience of 0, then takes leases for one
+-- owner, each with a TTL and metadata of its own. A lease that it frees it can
+-- take in the same call, unless somebody waits for that. It answers a row for
+-- each token, with a state of release, and one for each name wanted: granted, or
+-- refused. They share the claim, which a repeat gives again.
+--   SELECT * FROM pglock.exchange('{accounts/42}', '{17}', '{accounts/43}', '{30 s}', '{null}');
+-- +goose StatementBegin
+CREATE FUNCTION pglock.exchange(
+    ended     text[],
+    tokens    bigint[],
+    wanted    text[],
+    ttls      interval[],
+    metadatas jsonb[],
+    claim     uuid DEFAULT gen_random_uuid(),
+    owner     text DEFAULT NULL
+) RETURNS TABLE (name text, token bigint, state text, blockers integer[], since timestamptz,
+                 holder text, remaining interval, expires_at timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+AS $$
+DECLARE
+    names bigint;
+    kinds bigint;
+    alike record;
+BEGIN
+    IF cardinality(exchange.tokens) > 0 OR cardinality(exchange.ended) > 0 THEN
+        RETURN QUERY
+        SELECT r.name, r.token, r.state, r.blockers, r.since, NULL::text, NULL::interval, NULL::timestamptz
+        FROM pglock.release(exchange.ended, exchange.tokens, '0') r;
+    END IF;
+    SELECT count(DISTINCT w.name), count(DISTINCT (w.ttl, w.metadata)) INTO names, kinds
+    FROM unnest(exchange.wanted, exchange.ttls, exchange.metadatas) AS w (name, ttl, metadata);
+    IF names <> cardinality(exchange.ttls) OR names <> cardinality(exchange.metadatas) THEN
+        RAISE EXCEPTION '% different names beside % TTLs and % metadata', names, cardinality(exchange.ttls), cardinality(exchange.metadatas)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each name once, with its TTL and its metadata.';
+    END IF;
+    IF kinds > 1 THEN
+        -- Names are created in their order: acquire sees only some of them at a time.
+        PERFORM pglock.create_names(array_agg(w.name))
+        FROM unnest(exchange.wanted) AS w (name) LEFT JOIN pglock.leases l ON l.name = w.name
+        WHERE l.name IS NULL HAVING count(*) > 0;
+    END IF;
+    FOR alike IN
+        SELECT w.ttl, w.metadata, array_agg(w.name) AS names
+        FROM unnest(exchange.wanted, exchange.ttls, exchange.metadatas) AS w (name, ttl, metadata)
+        GROUP BY w.ttl, w.metadata
+    LOOP
+        RETURN QUERY
+        SELECT a.name, a.token, CASE WHEN a.granted THEN 'granted' ELSE 'refused' END, NULL::integer[], NULL::timestamptz,
+               a.holder, a.remaining, a.expires_at
+        FROM pglock.acquire(alike.names, alike.ttl, exchange.claim, exchange.owner, alike.metadata) a;
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+
 -- Above READ COMMITTED a tenure may be younger than the snapshot, which then
 -- shows nothing of it. That is no loss: the transaction has to start over.
 -- +goose StatementBegin
@@ -487,6 +543,7 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock FROM PUBLIC;
 -- +goose Down
 DROP FUNCTION pglock.guard(text, bigint);
 DROP FUNCTION pglock.check_snapshot(text, bigint, bigint);
+DROP FUNCTION pglock.exchange(text[], bigint[], text[], interval[], jsonb[], uuid, text);
 DROP FUNCTION pglock.release(text[], bigint[], interval);
 DROP FUNCTION pglock.vacate(text[], boolean);
 DROP FUNCTION pglock.row_blockers(text);

@@ -77,8 +77,9 @@ func newClaim() string {
 // for a holder. A *HeldError (ErrLocked) says who has it and until when; a
 // losing try writes nothing. TTL is between 100 ms and 24 h; the lease is
 // renewed until it is released. After any other error the lease may be held by
-// nobody for up to one TTL. One statement, which is repeated with the same
-// claim when its answer was lost:
+// nobody for up to one TTL. One statement, or while the client is busy a part of
+// one that its calls share (see Client), which is repeated with the same claim
+// when its answer was lost:
 //
 //	SELECT * FROM pglock.acquire('{accounts/42}', '30 s')
 func (c *Client) TryAcquire(ctx context.Context, name string, ttl time.Duration, opts ...LeaseOption) (*Lease, error) {
@@ -99,8 +100,8 @@ func (c *Client) TryAcquire(ctx context.Context, name string, ttl time.Duration,
 // ErrLocked unless the server had not answered yet; nothing is held then, but
 // for a grant that was under way, which ends after one TTL. For TTL and other errors see TryAcquire. A goroutine that
 // acquires a name twice waits for itself: each Lease is a tenure of its own,
-// also within one Client. One statement, and one for each third of the TTL that
-// it waits:
+// also within one Client. One statement, after a try as TryAcquire's while the
+// client is busy, and one for each third of the TTL that it waits:
 //
 //	SELECT * FROM pglock.enqueue('accounts/42', '30 s', claim, channel)
 func (c *Client) Acquire(ctx context.Context, name string, ttl time.Duration, opts ...LeaseOption) (*Lease, error) {
@@ -114,11 +115,14 @@ func (c *Client) Acquire(ctx context.Context, name string, ttl time.Duration, op
 	}
 	defer leave()
 	var held *HeldError
-	if !c.listener.ready() { // nobody has waited yet: maybe nobody has to
+	// Nobody has waited yet, and maybe nobody has to; or others are under way, and
+	// it can go with them, unless one of them waits in line for the same already.
+	if !c.listener.ready() || c.courier.busy() && !c.listener.expects(name) {
 		l, err := c.try(ctx, r)
 		if !errors.As(err, &held) {
 			return l, err
 		}
+		r.claim = newClaim() // that of the try may be others' too
 		c.listener.begin(ctx)
 		if ctx.Err() != nil {
 			return nil, c.givenUp(ctx, held)
@@ -132,9 +136,9 @@ const acquireSQL = `SELECT granted, token, holder, remaining, expires_at, NULL::
 
 // try is one attempt that draws no ticket.
 func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
-	a, err := c.ask(ctx, acquireSQL, r.name, r.ttl, r.claim, r.owner, r.encoded)
+	a, disowned, err := c.courier.try(ctx, r)
 	if err != nil {
-		if ctx.Err() != nil || errors.Is(err, errUnconfirmed) {
+		if ctx.Err() != nil && !disowned || errors.Is(err, errUnconfirmed) {
 			c.takeBack(r)
 		}
 		return nil, c.ended(ctx, err)

@@ -17,6 +17,13 @@ import (
 // Its statements go over a few connections of its own, made from the
 // configuration of the pool that it was given: code that has taken every
 // connection of that pool starves no renewal.
+//
+// A call made while the client does nothing else is a statement of its own, sent
+// at once. Leases that are tried and released while one is under way go together
+// in the next, with one commit for all; each call has its own answer, and its
+// context ends it alone:
+//
+//	SELECT * FROM pglock.exchange('{accounts/42}', '{17}', '{accounts/43}', '{30 s}', '{NULL}', claim, owner)
 type Client struct {
 	config  *pgxpool.Config
 	owner   string
@@ -28,6 +35,7 @@ type Client struct {
 	endLife context.CancelCauseFunc
 
 	calls    *ownPool // acquires and releases
+	courier  *courier // the same, several at a time
 	keeper   *keeper  // renewals
 	listener *listener
 	bank     *bank // session advisory locks
@@ -70,6 +78,7 @@ func New(pool *pgxpool.Pool, opts ...Option) *Client {
 	}
 	c.life, c.endLife = context.WithCancelCause(context.Background())
 	c.calls = &ownPool{client: c, max: callConns}
+	c.courier = &courier{client: c}
 	c.keeper = newKeeper(&ownPool{client: c, max: renewConns})
 	c.keeper.tell = func(e Event) { tell(context.Background(), c, e) }
 	c.listener = newListener(c)

@@ -19,6 +19,7 @@ type listener struct {
 
 	mu      sync.Mutex
 	tickets map[string]*ticket // by claim
+	names   map[string]int     // theirs, and how many each
 	begun   bool
 	quit    context.Context
 	stopRun context.CancelFunc
@@ -38,7 +39,7 @@ const (
 
 func newListener(c *Client) *listener {
 	l := &listener{client: c, channel: "pglock_" + strings.ReplaceAll(newClaim(), "-", ""),
-		tickets: map[string]*ticket{}, first: make(chan struct{})}
+		tickets: map[string]*ticket{}, names: map[string]int{}, first: make(chan struct{})}
 	l.quit, l.stopRun = context.WithCancel(context.Background())
 	return l
 }
@@ -71,12 +72,23 @@ func (l *listener) expect(t *ticket) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tickets[t.request.claim] = t
+	l.names[t.request.name]++
 }
 
 func (l *listener) forget(t *ticket) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.tickets, t.request.claim)
+	if l.names[t.request.name]--; l.names[t.request.name] == 0 {
+		delete(l.names, t.request.name)
+	}
+}
+
+// expects says whether one of the tickets is for a name.
+func (l *listener) expects(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.names[name] > 0
 }
 
 func (l *listener) stop() {

@@ -82,7 +82,9 @@ func (c *Client) standInLine(ctx context.Context, r *request) (*Lease, *HeldErro
 	t := &ticket{request: r, beat: beat{index: -1}, granted: make(chan grant, 1)}
 	c.listener.expect(t)
 	defer c.listener.forget(t)
+	c.courier.setOut()
 	a, err := c.ask(ctx, enqueueSQL, r.name, r.ttl, r.claim, c.listener.channel, r.owner, r.encoded)
+	c.courier.back()
 	switch {
 	case err != nil:
 		r.waited = r.waited || ctx.Err() != nil // given up before the ticket was told

@@ -39,7 +39,8 @@ const (
 // Any other error comes from the server, which has undone the release: the lease
 // is still held then too. It goes on for up to 5 s after ctx has ended, and for no
 // longer than 15 s. Call it when the work that the lease protects has ended. One
-// statement, and beside an open guard one more for each 100 ms that it waits:
+// statement, or while the client is busy a part of one that its calls share, and
+// beside an open guard one more for each 100 ms that it waits:
 //
 //	SELECT * FROM pglock.release('{accounts/42}', '{17}')
 func (l *Lease) Release(ctx context.Context) error {
@@ -50,16 +51,16 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 	before := l.stop(ErrReleased)
 	give := time.Now().Add(min(patience, time.Until(l.Deadline())))
-	var repeated bool
-	for {
+	a, repeated, err := l.client.courier.release(ctx, l)
+	for err == nil && a.state == "blocked" && time.Now().Before(give) && ctx.Err() == nil {
 		// In short turns, so that releases that are blocked don't keep the
 		// client's connections from those that are not.
-		answers, again, err := l.client.release(ctx, []*Lease{l}, turn)
-		repeated = repeated || again
-		if err != nil || answers[l].state != "blocked" || !time.Now().Before(give) || ctx.Err() != nil {
-			return l.settle(before, answers[l], repeated, err)
-		}
+		var answers map[*Lease]answer
+		var again bool
+		answers, again, err = l.client.release(ctx, []*Lease{l}, turn)
+		a, repeated = answers[l], repeated || again
 	}
+	return l.settle(before, a, repeated, err)
 }
 
 // releaseAll releases many leases in one statement, and those that were
@@ -109,11 +110,8 @@ func scanAnswer(rows pgx.Rows) (token Token, a answer, err error) {
 // release sends one statement, again when its answer was lost, on a context
 // that outlives the caller's.
 func (c *Client) release(ctx context.Context, leases []*Lease, wait time.Duration) (answers map[*Lease]answer, repeated bool, err error) {
-	ctx, cancel := linger(ctx, grace)
+	ctx, cancel := outlive(ctx)
 	defer cancel()
-	ctx, stop := context.WithTimeout(ctx, releaseBound)
-	defer stop()
-
 	names, tokens, byToken := columns(leases)
 	repeated, err = repeat(ctx, func() error {
 		answers = make(map[*Lease]answer, len(leases))
@@ -125,6 +123,13 @@ func (c *Client) release(ctx context.Context, leases []*Lease, wait time.Duratio
 		return err
 	})
 	return answers, repeated, err
+}
+
+// outlive returns the context of a release that was called with ctx.
+func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := linger(ctx, grace)
+	ctx, stop := context.WithTimeout(ctx, releaseBound)
+	return ctx, func() { stop(); cancel() }
 }
 
 // columns returns the arrays that the schema's functions take. A name may stand

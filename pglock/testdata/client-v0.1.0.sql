@@ -41,6 +41,10 @@ SELECT token, state, blockers, since FROM pglock.release($1::text[], $2::bigint[
 -- release_by_hand() = name text, token bigint, state text, blockers integer[], since timestamp with time zone
 SELECT * FROM pglock.release('{by hand}', '{17}');
 
+-- exchange(text[], bigint[], text[], interval[], jsonb[], uuid, text) = name text, token bigint, state text, blockers integer[], since timestamp with time zone, holder text, remaining interval, expires_at timestamp with time zone
+SELECT name, token, state, blockers, since, holder, remaining, expires_at
+FROM pglock.exchange($1::text[], $2::bigint[], $3::text[], $4::interval[], $5::jsonb[], $6::uuid, $7::text);
+
 -- guard(text, bigint) = void
 SELECT pglock.guard($1::text, $2::bigint);
 

@@ -1,0 +1,305 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// courier carries a client's tries and releases to the server. Where nothing is
+// under way a call goes at once, alone, and waits for nobody. What is asked for
+// while something is under way goes together in the next exchange: one statement
+// and one commit for all of it. Each caller has its own answer, and may give up
+// by itself.
+//
+// One exchange after the other, because each then carries what has gathered
+// while the one before was being committed: two at a time carry half as much
+// each. One that takes long, on a network that has gone silent or beside
+// somebody's open transaction, is in the way of nobody: the next goes beside it.
+type courier struct {
+	client *Client
+
+	mu      sync.Mutex
+	pending []*errand // in the order in which they came
+	alone   int       // statements under way that are one call's
+	loads   int       // exchanges under way that others wait for
+}
+
+// errand is one call: a try or, with a lease, a release.
+type errand struct {
+	request *request
+	lease   *Lease
+
+	// The courier's, guarded by its mutex.
+	load *load // that carries it; nil: it waits
+	gone bool  // its caller has given up
+
+	done     chan struct{} // closed when what follows is known
+	bid      bid
+	answer   answer
+	repeated bool
+	err      error
+	alone    bool // the server refused the exchange: nothing has happened, ask alone
+}
+
+// load is what one exchange carries.
+type load struct {
+	errands []*errand
+	claim   string // of all its tries
+	waiting int    // callers that have not given up
+	ctx     context.Context
+	cancel  context.CancelFunc
+}
+
+const (
+	// roomy bounds how much one exchange carries, and with that how long it holds
+	// rows locked.
+	roomy = 500
+
+	// slow is how long an exchange is waited for before the next goes beside it.
+	slow = 20 * time.Millisecond
+)
+
+const exchangeSQL = `SELECT name, token, state, blockers, since, holder, remaining, expires_at
+	FROM pglock.exchange($1::text[], $2::bigint[], $3::text[], $4::interval[], $5::jsonb[], $6::uuid, $7::text)`
+
+// try is one attempt that draws no ticket, with the claim that it leaves in the
+// request. disowned says that its caller has given up, and that what it may yet
+// be granted is given back.
+func (c *courier) try(ctx context.Context, r *request) (a bid, disowned bool, err error) {
+	e := &errand{request: r}
+	if c.hand(e) {
+		select {
+		case <-e.done:
+			if e.load != nil {
+				r.claim = e.load.claim
+			}
+		case <-ctx.Done():
+			if c.withdraw(e) {
+				c.client.pending.Go(func() { c.client.disown(e) })
+			}
+			return bid{}, true, fmt.Errorf("acquire lease %q: %w", r.name, ctx.Err())
+		}
+		switch {
+		case e.alone:
+			c.setOut()
+		case e.err != nil:
+			return bid{}, false, fmt.Errorf("acquire lease %q: %w", r.name, e.err)
+		default:
+			return e.bid, false, nil
+		}
+	}
+	defer c.back()
+	a, err = c.client.ask(ctx, acquireSQL, r.name, r.ttl, r.claim, r.owner, r.encoded)
+	return a, false, err
+}
+
+// disown gives back what a try is granted whose caller has given up.
+func (c *Client) disown(e *errand) {
+	select {
+	case <-e.done:
+		if e.alone || e.err == nil && !e.bid.granted {
+			return
+		}
+	case <-time.After(grace):
+	}
+	r := *e.request
+	r.claim = e.load.claim
+	c.takeBack(&r)
+}
+
+// release ends a tenure. An exchange waits for nobody's row lock; what it finds
+// locked is asked for alone, with the patience for one turn. So is what others of
+// this client wait for: they may just be drawing tickets, and have the row.
+func (c *courier) release(ctx context.Context, l *Lease) (a answer, repeated bool, err error) {
+	e := &errand{lease: l}
+	if c.client.listener.expects(l.name) {
+		c.setOut()
+	} else if c.hand(e) {
+		ctx, cancel := outlive(ctx)
+		defer cancel()
+		select {
+		case <-e.done:
+		case <-ctx.Done():
+			c.withdraw(e)
+			return answer{}, false, ctx.Err()
+		}
+		if !e.alone && (e.err != nil || e.answer.state != "blocked") {
+			return e.answer, e.repeated, e.err
+		}
+		c.setOut()
+	}
+	defer c.back()
+	answers, again, err := c.client.release(ctx, []*Lease{l}, turn)
+	return answers[l], e.repeated || again, err
+}
+
+// hand has an errand carried by the next exchange. Where nothing is under way it
+// says false: the caller has set out alone, and is to say when it is back.
+func (c *courier) hand(e *errand) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.alone == 0 && c.loads == 0 && len(c.pending) == 0 {
+		c.alone++
+		return false
+	}
+	e.done = make(chan struct{})
+	c.pending = append(c.pending, e)
+	c.dispatch()
+	return true
+}
+
+// busy says whether anything is under way.
+func (c *courier) busy() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.alone > 0 || c.loads > 0
+}
+
+// setOut notes that a call's own statement is under way.
+func (c *courier) setOut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.alone++
+}
+
+// back notes that it is no more.
+func (c *courier) back() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.alone--
+}
+
+// withdraw takes back an errand whose caller has given up, and says whether it
+// is under way. An exchange that nobody waits for any more is given up too.
+func (c *courier) withdraw(e *errand) (underWay bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e.gone = true
+	if e.load == nil {
+		return false
+	}
+	if e.load.waiting--; e.load.waiting == 0 {
+		e.load.cancel()
+	}
+	return true
+}
+
+// dispatch sends an exchange if one is wanted and none in the way. The mutex is
+// held.
+func (c *courier) dispatch() {
+	if len(c.pending) > 0 && c.loads == 0 {
+		c.loads++
+		go c.carry()
+	}
+}
+
+// carry sends one exchange after the other while there is anything to carry.
+func (c *courier) carry() {
+	for {
+		l := c.fill()
+		if l == nil {
+			return
+		}
+		overtake := time.AfterFunc(slow, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.loads--
+			c.dispatch()
+		})
+		c.deliver(l)
+		l.cancel()
+		if !overtake.Stop() {
+			return // another goes on
+		}
+		// Those who have just had their answers may have something for the next.
+		runtime.Gosched()
+	}
+}
+
+// fill returns what the next exchange carries; nil: there is nothing. Of two
+// tries of one name the second waits for the next exchange.
+func (c *courier) fill() *load {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l := &load{claim: newClaim()}
+	var rest []*errand
+	tried := map[string]bool{}
+	for _, e := range c.pending {
+		switch {
+		case e.gone:
+			continue
+		case len(l.errands) == roomy || e.request != nil && tried[e.request.name]:
+			rest = append(rest, e)
+			continue
+		case e.request != nil:
+			tried[e.request.name] = true
+		}
+		e.load = l
+		l.errands = append(l.errands, e)
+	}
+	c.pending = rest
+	if len(l.errands) == 0 {
+		c.loads--
+		return nil
+	}
+	l.waiting = len(l.errands)
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	return l
+}
+
+// deliver sends an exchange, again when its answer was lost, and tells each
+// caller what became of his call.
+func (c *courier) deliver(l *load) {
+	var (
+		ended, wanted []string
+		tokens        []int64
+		ttls          []time.Duration
+		metadata      []*string
+		tries         = make(map[string]*errand, len(l.errands))
+		releases      = make(map[Token]*errand, len(l.errands))
+	)
+	for _, e := range l.errands {
+		if r := e.request; r != nil {
+			wanted, ttls, metadata = append(wanted, r.name), append(ttls, r.ttl), append(metadata, r.encoded)
+			tries[r.name] = e
+		} else {
+			ended, tokens = append(ended, e.lease.name), append(tokens, int64(e.lease.token))
+			releases[e.lease.token] = e
+		}
+	}
+	var sent time.Time
+	repeated, err := repeat(l.ctx, func() (err error) {
+		sent, err = c.client.calls.call(l.ctx, func(rows pgx.Rows) error {
+			var name string
+			var a answer
+			var b bid
+			if err := rows.Scan(&name, &b.token, &a.state, &a.blockers, &a.since, &b.holder, &b.remaining, &b.expires); err != nil {
+				return err
+			}
+			if b.granted = a.state == "granted"; b.granted || a.state == "refused" {
+				if e := tries[name]; e != nil {
+					e.bid = b
+				}
+			} else if b.token != nil {
+				if e := releases[*b.token]; e != nil {
+					e.answer = a
+				}
+			}
+			return nil
+		}, exchangeSQL, ended, tokens, wanted, ttls, metadata, l.claim, c.client.owner)
+		return err
+	})
+	_, refused := errors.AsType[*pgconn.PgError](err)
+	for _, e := range l.errands {
+		e.bid.sent, e.repeated, e.err = sent, repeated, err
+		e.alone = refused && !unanswered(err)
+		close(e.done)
+	}
+}
