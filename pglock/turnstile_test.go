@@ -1,0 +1,129 @@
+package pglock_test
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pawl-go/pawl/pglock"
+)
+
+// turnstile is a spy before which acquires, releases and exchanges stand while
+// it is shut, each on a connection of its own.
+type turnstile struct {
+	spy
+	arrived chan *statement
+	plug    sync.WaitGroup // the call that the others come after
+
+	mu   sync.Mutex
+	open chan struct{} // closed: it is open
+}
+
+var turned = regexp.MustCompile(`FROM pglock\.(acquire|release|exchange)\(`)
+
+// turnstiled returns a client whose statements go through a turnstile that is
+// open.
+func turnstiled(t testing.TB, dsn string) (*pglock.Client, *turnstile) {
+	t.Helper()
+	g := &turnstile{arrived: make(chan *statement, 100), open: make(chan struct{})}
+	close(g.open)
+	return newClient(t, poolBy(t, dsn, func(config *pgxpool.Config) {
+		config.ConnConfig.Tracer = g
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	})), g
+}
+
+func (g *turnstile) TraceQueryStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	ctx = g.spy.TraceQueryStart(ctx, conn, data)
+	if !turned.MatchString(data.SQL) {
+		return ctx
+	}
+	g.mu.Lock()
+	open := g.open
+	g.mu.Unlock()
+	select {
+	case <-open:
+	default:
+		g.arrived <- ctx.Value(&g.spy).(*statement)
+		<-open
+	}
+	return ctx
+}
+
+func (g *turnstile) shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.open = make(chan struct{})
+	for len(g.arrived) > 0 { // of a time before
+		<-g.arrived
+	}
+}
+
+func (g *turnstile) let() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.open)
+}
+
+// together makes calls while one of the client's statements stands at the
+// turnstile, and returns the exchanges that then stand there with all of them.
+// It returns none where there are more than the client has connections: the
+// machine was slow. The turnstile is shut when it returns.
+func (g *turnstile) together(t testing.TB, c *pglock.Client, calls ...func()) (exchanges []*statement) {
+	t.Helper()
+	g.shut()
+	g.plug.Go(func() {
+		if l, err := c.TryAcquire(t.Context(), t.Name()+"/plug", time.Hour); err != nil {
+			t.Error(err)
+		} else if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(g.plug.Wait)
+	<-g.arrived
+	for _, call := range calls {
+		go call()
+	}
+	for n := 0; n < len(calls); {
+		select {
+		case st := <-g.arrived:
+			n += len(st.released()) + len(st.wanted())
+			exchanges = append(exchanges, st)
+		case <-time.After(limit / 10):
+			return nil
+		}
+	}
+	return exchanges
+}
+
+// accompanied says whether an exchange carried a name together with others.
+func accompanied(exchanges []*statement, name string) bool {
+	return slices.ContainsFunc(exchanges, func(st *statement) bool {
+		all := slices.Concat(st.released(), st.wanted())
+		return len(all) > 1 && slices.Contains(all, name)
+	})
+}
+
+// shown runs a test until it has shown something: until the calls that it makes at
+// the same time have met.
+func shown(t *testing.T, once func(try int) bool) {
+	t.Helper()
+	for try := range 20 {
+		if once(try) || t.Failed() {
+			return
+		}
+	}
+	t.Error("the calls never met: this test shows nothing")
+}
+
+// released returns the names that an exchange releases.
+func (st *statement) released() []string { return st.args[0].([]string) }
+
+// wanted returns the names that an exchange tries.
+func (st *statement) wanted() []string { return st.args[2].([]string) }
