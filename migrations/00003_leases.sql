@@ -444,32 +444,35 @@ CREATE FUNCTION pglock.exchange(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 DECLARE
-    names bigint;
-    kinds bigint;
-    alike record;
+    alike  record;                                            -- names wanted with the same TTL and metadata
+    looked boolean := false;
 BEGIN
+    IF cardinality(exchange.wanted) <> cardinality(exchange.ttls) OR cardinality(exchange.wanted) <> cardinality(exchange.metadatas) THEN
+        RAISE EXCEPTION '% names beside % TTLs and % metadata',
+            cardinality(exchange.wanted), cardinality(exchange.ttls), cardinality(exchange.metadatas)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each name its TTL and its metadata, NULL for none.';
+    END IF;
     IF cardinality(exchange.tokens) > 0 OR cardinality(exchange.ended) > 0 THEN
         RETURN QUERY
         SELECT r.name, r.token, r.state, r.blockers, r.since, NULL::text, NULL::interval, NULL::timestamptz
         FROM pglock.release(exchange.ended, exchange.tokens, '0') r;
     END IF;
-    SELECT count(DISTINCT w.name), count(DISTINCT (w.ttl, w.metadata)) INTO names, kinds
-    FROM unnest(exchange.wanted, exchange.ttls, exchange.metadatas) AS w (name, ttl, metadata);
-    IF names <> cardinality(exchange.ttls) OR names <> cardinality(exchange.metadatas) THEN
-        RAISE EXCEPTION '% different names beside % TTLs and % metadata', names, cardinality(exchange.ttls), cardinality(exchange.metadatas)
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each name once, with its TTL and its metadata.';
-    END IF;
-    IF kinds > 1 THEN
-        -- Names are created in their order: acquire sees only some of them at a time.
-        PERFORM pglock.create_names(array_agg(w.name))
-        FROM unnest(exchange.wanted) AS w (name) LEFT JOIN pglock.leases l ON l.name = w.name
-        WHERE l.name IS NULL HAVING count(*) > 0;
-    END IF;
     FOR alike IN
-        SELECT w.ttl, w.metadata, array_agg(w.name) AS names
+        SELECT w.ttl, w.metadata, array_agg(w.name) AS names, count(*) OVER () AS kinds
         FROM unnest(exchange.wanted, exchange.ttls, exchange.metadatas) AS w (name, ttl, metadata)
         GROUP BY w.ttl, w.metadata
     LOOP
+        IF alike.kinds > 1 AND NOT looked THEN
+            -- acquire sees some of the names at a time. That none stands twice, and
+            -- that they are created in their order, is seen to here.
+            looked := true;
+            IF cardinality(exchange.wanted) > (SELECT count(DISTINCT w.name) FROM unnest(exchange.wanted) AS w (name)) THEN
+                RAISE EXCEPTION 'a lease name stands twice in %', exchange.wanted USING ERRCODE = 'invalid_parameter_value';
+            END IF;
+            PERFORM pglock.create_names(array_agg(w.name))
+            FROM unnest(exchange.wanted) AS w (name) LEFT JOIN pglock.leases l ON l.name = w.name
+            WHERE l.name IS NULL HAVING count(*) > 0;
+        END IF;
         RETURN QUERY
         SELECT a.name, a.token, CASE WHEN a.granted THEN 'granted' ELSE 'refused' END, NULL::integer[], NULL::timestamptz,
                a.holder, a.remaining, a.expires_at

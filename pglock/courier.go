@@ -18,10 +18,11 @@ import (
 // and one commit for all of it. Each caller has its own answer, and may give up
 // by itself.
 //
-// One exchange after the other, because each then carries what has gathered
-// while the one before was being committed: two at a time carry half as much
-// each. One that takes long, on a network that has gone silent or beside
-// somebody's open transaction, is in the way of nobody: the next goes beside it.
+// Two exchanges at a time: the server works on one while the callers of the other
+// have their answers and ask again. More would each carry less, and each costs the
+// server as much as several calls. One that takes long, on a network that has
+// gone silent or beside somebody's open transaction, is in the way of nobody: the
+// next goes beside it.
 type courier struct {
 	client *Client
 
@@ -62,6 +63,9 @@ const (
 	// rows locked.
 	roomy = 500
 
+	// abreast is how many exchanges are under way at a time.
+	abreast = 2
+
 	// slow is how long an exchange is waited for before the next goes beside it.
 	slow = 20 * time.Millisecond
 )
@@ -86,14 +90,10 @@ func (c *courier) try(ctx context.Context, r *request) (a bid, disowned bool, er
 			}
 			return bid{}, true, fmt.Errorf("acquire lease %q: %w", r.name, ctx.Err())
 		}
-		switch {
-		case e.alone:
-			c.setOut()
-		case e.err != nil:
-			return bid{}, false, fmt.Errorf("acquire lease %q: %w", r.name, e.err)
-		default:
-			return e.bid, false, nil
+		if !e.alone {
+			return e.bid, false, e.err
 		}
+		c.setOut()
 	}
 	defer c.back()
 	a, err = c.client.ask(ctx, acquireSQL, r.name, r.ttl, r.claim, r.owner, r.encoded)
@@ -194,7 +194,7 @@ func (c *courier) withdraw(e *errand) (underWay bool) {
 // dispatch sends an exchange if one is wanted and none in the way. The mutex is
 // held.
 func (c *courier) dispatch() {
-	if len(c.pending) > 0 && c.loads == 0 {
+	if len(c.pending) > 0 && c.loads < abreast {
 		c.loads++
 		go c.carry()
 	}
@@ -254,9 +254,26 @@ func (c *courier) fill() *load {
 	return l
 }
 
-// deliver sends an exchange, again when its answer was lost, and tells each
-// caller what became of his call.
+// deliverOne sends what goes alone after all, as the statement that it is: an
+// exchange would cost the server more.
+func (c *courier) deliverOne(l *load, e *errand) {
+	defer close(e.done)
+	if r := e.request; r != nil {
+		e.bid, e.err = c.client.ask(l.ctx, acquireSQL, r.name, r.ttl, l.claim, r.owner, r.encoded)
+		return
+	}
+	var answers map[*Lease]answer
+	answers, e.repeated, e.err = c.client.release(l.ctx, []*Lease{e.lease}, turn)
+	e.answer = answers[e.lease]
+}
+
+// deliver sends what a load carries, again when its answer was lost, and tells
+// each caller what became of his call.
 func (c *courier) deliver(l *load) {
+	if len(l.errands) == 1 {
+		c.deliverOne(l, l.errands[0])
+		return
+	}
 	var (
 		ended, wanted []string
 		tokens        []int64
@@ -299,6 +316,9 @@ func (c *courier) deliver(l *load) {
 	_, refused := errors.AsType[*pgconn.PgError](err)
 	for _, e := range l.errands {
 		e.bid.sent, e.repeated, e.err = sent, repeated, err
+		if err != nil && e.request != nil {
+			e.err = fmt.Errorf("acquire lease %q: %w", e.request.name, err)
+		}
 		e.alone = refused && !unanswered(err)
 		close(e.done)
 	}

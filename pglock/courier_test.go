@@ -215,7 +215,7 @@ func TestCourier_OneBadRequest(t *testing.T) {
 		held := hold(t, c, numbered(fmt.Sprint("held/", try), 4)...)
 		freeing, freed := releases(t.Context(), held...)
 		trying, got := tries(t.Context(), c, time.Hour, append([]string{"bad"}, numbered(fmt.Sprint("good/", try), 4)...)...)
-		exchanges := gate.together(t, c, append(trying, freeing...)...)
+		statements := gate.together(t, c, append(trying, freeing...)...)
 		gate.let()
 		for range freeing {
 			if o := <-freed; o.err != nil {
@@ -227,7 +227,7 @@ func TestCourier_OneBadRequest(t *testing.T) {
 				t.Errorf("%s: %v", o.name, o.err)
 			}
 		}
-		return accompanied(exchanges, "bad")
+		return accompanied(statements, "bad")
 	})
 }
 
@@ -250,7 +250,7 @@ func TestCourier_GivenUp(t *testing.T) {
 				defer cancel()
 				giving, gaveUp := tries(ctx, c, time.Hour, numbered(name+"/gives up", 2)...)
 				staying, stayed := tries(t.Context(), c, time.Hour, numbered(name+"/stays", tt.others)...)
-				exchanges := gate.together(t, c, append(giving, staying...)...)
+				statements := gate.together(t, c, append(giving, staying...)...)
 				cancel()
 				for range giving { // while nothing has been sent yet
 					if o := <-gaveUp; !errors.Is(o.err, context.Canceled) || errors.Is(o.err, pglock.ErrLocked) || o.lease != nil {
@@ -271,7 +271,7 @@ func TestCourier_GivenUp(t *testing.T) {
 					t.Errorf("%d leases are left over", n)
 				}
 				granted := one[bool](t, pool, `SELECT coalesce(max(token), 0) > 0 FROM pglock.leases WHERE name LIKE $1`, name+"/gives up%")
-				return tt.others == 0 || granted && accompanied(exchanges, name+"/gives up/0")
+				return tt.others == 0 || granted && accompanied(statements, name+"/gives up/0")
 			})
 		})
 	}
@@ -291,14 +291,14 @@ func TestCourier_L5_LostAnswer(t *testing.T) {
 		held := hold(t, c, numbered(old, 4)...)
 		freeing, freed := releases(t.Context(), held...)
 		trying, got := tries(t.Context(), c, time.Hour, numbered(young, 4)...)
-		exchanges := gate.together(t, c, append(freeing, trying...)...)
-		if exchanges != nil { // each of which has a connection already
+		statements := gate.together(t, c, append(freeing, trying...)...)
+		if statements != nil { // each of which has a connection already
 			wire.DropReplies()
 		}
 		gate.let()
 		until(t, pool, "the effect", `SELECT count(*) FILTER (WHERE name LIKE $1 AND claim IS NULL) = 4
 			AND count(*) FILTER (WHERE name LIKE $2 AND claim IS NOT NULL) = 4 FROM pglock.leases`, old+"/%", young+"/%")
-		if exchanges != nil && len(got) > 0 {
+		if statements != nil && len(got) > 0 {
 			t.Error("an answer arrived: this test shows nothing")
 		}
 		wire.Heal()
@@ -318,7 +318,7 @@ func TestCourier_L5_LostAnswer(t *testing.T) {
 				t.Errorf("%s: %d was granted, and the caller has %d", o.name, granted, o.lease.Token())
 			}
 		}
-		return slices.ContainsFunc(exchanges, func(st *statement) bool { return len(st.released()) > 0 && len(st.wanted()) > 0 })
+		return slices.ContainsFunc(statements, func(st *statement) bool { return len(st.released()) > 0 && len(st.wanted()) > 0 })
 	})
 }
 
@@ -402,8 +402,8 @@ func TestCourier_AGuardDelaysNobody(t *testing.T) {
 	blocked, unblocked := releases(t.Context(), guarded)
 	freeing, freed := releases(t.Context(), held[1:]...)
 	trying, got := tries(t.Context(), c, time.Hour, numbered("new", 4)...)
-	exchanges := gate.together(t, c, slices.Concat(blocked, freeing, trying)...)
-	if !accompanied(exchanges, guarded.Name()) {
+	statements := gate.together(t, c, slices.Concat(blocked, freeing, trying)...)
+	if !accompanied(statements, guarded.Name()) {
 		t.Log("the blocked release went alone")
 	}
 	gate.let()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -72,10 +73,10 @@ func (g *turnstile) let() {
 }
 
 // together makes calls while one of the client's statements stands at the
-// turnstile, and returns the exchanges that then stand there with all of them.
+// turnstile, and returns the statements that then stand there with all of them.
 // It returns none where there are more than the client has connections: the
 // machine was slow. The turnstile is shut when it returns.
-func (g *turnstile) together(t testing.TB, c *pglock.Client, calls ...func()) (exchanges []*statement) {
+func (g *turnstile) together(t testing.TB, c *pglock.Client, calls ...func()) (statements []*statement) {
 	t.Helper()
 	g.shut()
 	g.plug.Go(func() {
@@ -94,17 +95,17 @@ func (g *turnstile) together(t testing.TB, c *pglock.Client, calls ...func()) (e
 		select {
 		case st := <-g.arrived:
 			n += len(st.released()) + len(st.wanted())
-			exchanges = append(exchanges, st)
+			statements = append(statements, st)
 		case <-time.After(limit / 10):
 			return nil
 		}
 	}
-	return exchanges
+	return statements
 }
 
-// accompanied says whether an exchange carried a name together with others.
-func accompanied(exchanges []*statement, name string) bool {
-	return slices.ContainsFunc(exchanges, func(st *statement) bool {
+// accompanied says whether a statement carried a name together with others.
+func accompanied(statements []*statement, name string) bool {
+	return slices.ContainsFunc(statements, func(st *statement) bool {
 		all := slices.Concat(st.released(), st.wanted())
 		return len(all) > 1 && slices.Contains(all, name)
 	})
@@ -122,8 +123,21 @@ func shown(t *testing.T, once func(try int) bool) {
 	t.Error("the calls never met: this test shows nothing")
 }
 
-// released returns the names that an exchange releases.
-func (st *statement) released() []string { return st.args[0].([]string) }
+// released returns the names that a release or an exchange releases.
+func (st *statement) released() []string {
+	if strings.Contains(st.sql, "pglock.acquire(") {
+		return nil
+	}
+	return st.args[0].([]string)
+}
 
-// wanted returns the names that an exchange tries.
-func (st *statement) wanted() []string { return st.args[2].([]string) }
+// wanted returns the names that an acquire or an exchange tries.
+func (st *statement) wanted() []string {
+	switch {
+	case strings.Contains(st.sql, "pglock.exchange("):
+		return st.args[2].([]string)
+	case strings.Contains(st.sql, "pglock.acquire("):
+		return []string{st.args[0].(string)}
+	}
+	return nil
+}
