@@ -81,9 +81,7 @@ func (c *courier) try(ctx context.Context, r *request) (a bid, disowned bool, er
 	if c.hand(e) {
 		select {
 		case <-e.done:
-			if e.load != nil {
-				r.claim = e.load.claim
-			}
+			r.claim = e.load.claim
 		case <-ctx.Done():
 			if c.withdraw(e) {
 				c.client.pending.Go(func() { c.client.disown(e) })
@@ -191,8 +189,8 @@ func (c *courier) withdraw(e *errand) (underWay bool) {
 	return true
 }
 
-// dispatch sends an exchange if one is wanted and none in the way. The mutex is
-// held.
+// dispatch sends an exchange if one is wanted and there is room beside those under
+// way. The mutex is held.
 func (c *courier) dispatch() {
 	if len(c.pending) > 0 && c.loads < abreast {
 		c.loads++
