@@ -80,9 +80,10 @@ func (g *turnstile) together(t testing.TB, c *pglock.Client, calls ...func()) (s
 	t.Helper()
 	g.shut()
 	g.plug.Go(func() {
-		if l, err := c.TryAcquire(t.Context(), t.Name()+"/plug", time.Hour); err != nil {
+		ctx := context.Background() // it may outlast the test's own
+		if l, err := c.TryAcquire(ctx, t.Name()+"/plug", time.Hour); err != nil {
 			t.Error(err)
-		} else if err := l.Release(t.Context()); err != nil {
+		} else if err := l.Release(ctx); err != nil {
 			t.Error(err)
 		}
 	})
