@@ -175,7 +175,8 @@ func (c *courier) back() {
 }
 
 // withdraw takes back an errand whose caller has given up, and says whether it
-// is under way. An exchange that nobody waits for any more is given up too.
+// is under way. An exchange that nobody waits for any more has a second to end by
+// itself: what is cut short may be granted after it was given back.
 func (c *courier) withdraw(e *errand) (underWay bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,7 +185,7 @@ func (c *courier) withdraw(e *errand) (underWay bool) {
 		return false
 	}
 	if e.load.waiting--; e.load.waiting == 0 {
-		e.load.cancel()
+		time.AfterFunc(time.Second, e.load.cancel)
 	}
 	return true
 }
