@@ -88,6 +88,100 @@ END
 $$;
 -- +goose StatementEnd
 
+-- acquire, for any number of names, and for one where the quick way did not answer.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.acquire_many(names text[], ttl interval, claim uuid, owner text, metadata jsonb, whole boolean)
+RETURNS TABLE (name text, granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz)
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+AS $$
+DECLARE
+    free    text[];
+    taken   text[] := '{}';
+    passed  integer;                                          -- of the free ones: to those who wait for them
+    lease   text;
+    missing text[];
+    created boolean := false;
+    known   boolean;                                          -- this may be a repeat
+    moment  timestamptz;
+BEGIN
+    acquire_many.ttl := pglock.check_request('acquire', acquire_many.ttl, acquire_many.claim, acquire_many.owner, acquire_many.metadata);
+    IF cardinality(acquire_many.names) > 1
+       AND cardinality(acquire_many.names) > (SELECT count(DISTINCT n.name) FROM unnest(acquire_many.names) AS n (name)) THEN
+        RAISE EXCEPTION 'a lease name stands twice or is NULL in %', acquire_many.names USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    granted := true;
+    holder := acquire_many.owner;
+    remaining := acquire_many.ttl;
+    LOOP
+        -- One that is held dooms the whole: look before any row is locked.
+        IF acquire_many.whole THEN
+            known := EXISTS (
+                SELECT FROM pglock.leases l WHERE l.name = ANY (acquire_many.names) AND l.expires_at > clock_timestamp());
+            EXIT WHEN known;
+        END IF;
+        SELECT array_agg(f.name) INTO free FROM (
+            SELECT l.name FROM pglock.leases l
+            WHERE l.name = ANY (acquire_many.names) AND l.expires_at <= clock_timestamp()
+              AND l.name <> ALL (taken)                       -- a wait may outlast a short TTL
+            ORDER BY l.name
+            FOR UPDATE SKIP LOCKED) f;
+        IF free IS NOT NULL THEN
+            moment := clock_timestamp();
+            -- A statement of its own: it sees every ticket drawn before the rows were locked.
+            FOR name, token, expires_at IN
+                UPDATE pglock.leases AS l
+                SET token = pglock.draw(l.token), holder = acquire_many.owner, role = session_user,
+                    claim = acquire_many.claim, acquired_at = moment, expires_at = moment + acquire_many.ttl,
+                    ttl = acquire_many.ttl, metadata = acquire_many.metadata
+                WHERE l.name = ANY (free)
+                  AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
+                  AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e)
+                  AND (NOT acquire_many.whole OR cardinality(free) = cardinality(acquire_many.names)
+                       AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = ANY (free)))
+                RETURNING l.name, l.token, l.expires_at
+            LOOP
+                taken := taken || name;
+                RETURN NEXT;
+            END LOOP;
+            IF cardinality(taken) = cardinality(acquire_many.names) THEN
+                RETURN;
+            END IF;
+            PERFORM pglock.follow_timeline();
+            passed := 0;
+            FOREACH lease IN ARRAY free LOOP
+                IF lease <> ALL (taken) AND pglock.hand_on(lease) THEN
+                    passed := passed + 1;
+                END IF;
+            END LOOP;
+            -- Whoever waited for the others has gone, or the timeline was in their way.
+            CONTINUE WHEN cardinality(taken) + passed < cardinality(free)
+                AND (NOT acquire_many.whole OR passed = 0 AND cardinality(free) = cardinality(acquire_many.names));
+        END IF;
+        SELECT coalesce(array_agg(n.name) FILTER (WHERE l.name IS NULL), '{}'), bool_or(l.claim = acquire_many.claim)
+        INTO missing, known
+        FROM unnest(acquire_many.names) AS n (name) LEFT JOIN pglock.leases l ON l.name = n.name;
+        EXIT WHEN created OR cardinality(missing) = 0 OR NOT pglock.create_names(missing);
+        created := true;
+    END LOOP;
+
+    moment := clock_timestamp();
+    IF known THEN
+        -- A repeat locks the row again, so that its commit too waits for a synchronous
+        -- standby: with a lock that passes a renewal's and an enqueue's, or it would be skipped.
+        PERFORM FROM pglock.leases l
+        WHERE l.name = ANY (acquire_many.names) AND l.claim = acquire_many.claim AND l.role = session_user AND l.expires_at > moment
+        FOR KEY SHARE SKIP LOCKED;
+    END IF;
+    RETURN QUERY
+    SELECT n.name, coalesce(l.claim = acquire_many.claim AND l.role = session_user AND l.expires_at > moment, false),
+           l.token, l.holder, l.expires_at - moment, l.expires_at
+    FROM unnest(acquire_many.names) AS n (name)
+    LEFT JOIN pglock.leases l ON l.name = n.name AND l.claim IS NOT NULL
+    WHERE n.name <> ALL (taken);
+END
+$$;
+-- +goose StatementEnd
+
 -- Takes each lease that is free or has expired and that nobody waits for; never
 -- waits for a holder. One that somebody waits for goes to the head of its
 -- queue. For one that was not granted the answer says who holds it and for how
@@ -105,90 +199,46 @@ CREATE FUNCTION pglock.acquire(
     metadata jsonb DEFAULT NULL,
     whole    boolean DEFAULT false
 ) RETURNS TABLE (name text, granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
-    free    text[];
-    taken   text[] := '{}';
-    passed  integer;                                          -- of the free ones: to those who wait for them
-    lease   text;
-    missing text[];
-    created boolean := false;
-    known   boolean;                                          -- this may be a repeat
-    moment  timestamptz;
+    -- The TTL without days, where this is the common case. Everything that PL/pgSQL
+    -- evaluates it sets up anew in each transaction, so there is little of it here.
+    quick interval := CASE WHEN cardinality(acquire.names) = 1
+        AND acquire.ttl BETWEEN '100 ms' AND '24 h' AND acquire.claim IS NOT NULL
+        AND (acquire.owner IS NULL OR octet_length(acquire.owner) <= 1024)
+        AND (acquire.metadata IS NULL OR octet_length(acquire.metadata::text) <= 8192)
+        AND current_setting('transaction_isolation') = 'read committed'
+        THEN extract(epoch FROM acquire.ttl) * interval '1 s' END;
 BEGIN
-    acquire.ttl := pglock.check_request('acquire', acquire.ttl, acquire.claim, acquire.owner, acquire.metadata);
-    IF cardinality(acquire.names) > 1
-       AND cardinality(acquire.names) > (SELECT count(DISTINCT n.name) FROM unnest(acquire.names) AS n (name)) THEN
-        RAISE EXCEPTION 'a lease name stands twice or is NULL in %', acquire.names USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    granted := true;
-    holder := acquire.owner;
-    remaining := acquire.ttl;
-    LOOP
-        -- One that is held dooms the whole: look before any row is locked.
-        known := acquire.whole AND EXISTS (
-            SELECT FROM pglock.leases l WHERE l.name = ANY (acquire.names) AND l.expires_at > clock_timestamp());
-        EXIT WHEN known;
-        SELECT array_agg(f.name) INTO free FROM (
-            SELECT l.name FROM pglock.leases l
-            WHERE l.name = ANY (acquire.names) AND l.expires_at <= clock_timestamp()
-              AND l.name <> ALL (taken)                       -- a wait may outlast a short TTL
-            ORDER BY l.name
-            FOR UPDATE SKIP LOCKED) f;
-        IF free IS NOT NULL THEN
-            moment := clock_timestamp();
-            -- A statement of its own: it sees every ticket drawn before the rows were locked.
-            FOR name, token, expires_at IN
-                UPDATE pglock.leases AS l
-                SET token = pglock.draw(l.token), holder = acquire.owner, role = session_user,
-                    claim = acquire.claim, acquired_at = moment, expires_at = moment + acquire.ttl,
-                    ttl = acquire.ttl, metadata = acquire.metadata
-                WHERE l.name = ANY (free)
-                  AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
-                  AND (SELECT e.timeline FROM pglock.epoch e) = pglock.timeline()
-                  AND (NOT acquire.whole OR cardinality(free) = cardinality(acquire.names)
-                       AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = ANY (free)))
-                RETURNING l.name, l.token, l.expires_at
-            LOOP
-                taken := taken || name;
-                RETURN NEXT;
-            END LOOP;
-            IF cardinality(taken) = cardinality(acquire.names) THEN
-                RETURN;
-            END IF;
-            PERFORM pglock.follow_timeline();
-            passed := 0;
-            FOREACH lease IN ARRAY free LOOP
-                IF lease <> ALL (taken) AND pglock.hand_on(lease) THEN
-                    passed := passed + 1;
-                END IF;
-            END LOOP;
-            -- Whoever waited for the others has gone, or the timeline was in their way.
-            CONTINUE WHEN cardinality(taken) + passed < cardinality(free)
-                AND (NOT acquire.whole OR passed = 0 AND cardinality(free) = cardinality(acquire.names));
-        END IF;
-        SELECT coalesce(array_agg(n.name) FILTER (WHERE l.name IS NULL), '{}'), bool_or(l.claim = acquire.claim)
-        INTO missing, known
-        FROM unnest(acquire.names) AS n (name) LEFT JOIN pglock.leases l ON l.name = n.name;
-        EXIT WHEN created OR cardinality(missing) = 0 OR NOT pglock.create_names(missing);
-        created := true;
-    END LOOP;
-
-    moment := clock_timestamp();
-    IF known THEN
-        -- A repeat locks the row again, so that its commit too waits for a synchronous
-        -- standby: with a lock that passes a renewal's and an enqueue's, or it would be skipped.
+    IF quick IS NOT NULL THEN
         PERFORM FROM pglock.leases l
-        WHERE l.name = ANY (acquire.names) AND l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment
-        FOR KEY SHARE SKIP LOCKED;
+        WHERE l.name = acquire.names[1] AND l.expires_at <= clock_timestamp()
+        FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            -- A statement of its own: it sees every ticket drawn before the row was locked.
+            UPDATE pglock.leases AS l
+            SET token = pglock.draw(l.token), holder = acquire.owner, role = session_user, claim = acquire.claim,
+                acquired_at = clock_timestamp(), expires_at = clock_timestamp() + quick, ttl = quick, metadata = acquire.metadata
+            WHERE l.name = acquire.names[1]
+              AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = acquire.names[1])
+              AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e)
+            RETURNING l.name, true, l.token, l.holder, l.ttl, l.expires_at
+            INTO name, granted, token, holder, remaining, expires_at;
+        ELSE
+            SELECT l.name, false, l.token, l.holder, l.expires_at - clock_timestamp(), l.expires_at
+            INTO name, granted, token, holder, remaining, expires_at
+            FROM pglock.leases l
+            WHERE l.name = acquire.names[1] AND l.expires_at > clock_timestamp() AND l.claim <> acquire.claim;
+        END IF;
+        IF FOUND THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
     END IF;
     RETURN QUERY
-    SELECT n.name, coalesce(l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment, false),
-           l.token, l.holder, l.expires_at - moment, l.expires_at
-    FROM unnest(acquire.names) AS n (name)
-    LEFT JOIN pglock.leases l ON l.name = n.name AND l.claim IS NOT NULL
-    WHERE n.name <> ALL (taken);
+    SELECT m.name, m.granted, m.token, m.holder, m.remaining, m.expires_at
+    FROM pglock.acquire_many(acquire.names, acquire.ttl, acquire.claim, acquire.owner, acquire.metadata, acquire.whole) m;
 END
 $$;
 -- +goose StatementEnd
@@ -350,20 +400,14 @@ END
 $$;
 -- +goose StatementEnd
 
--- Ends tenures, and hands each lease on to whoever waits for it. A row that an
--- open guard holds is waited for, all in all no longer than patience nor than
--- the lease has yet to run, and is then blocked: the tenure goes on, and the
--- release may be repeated. What could be locked at once stays locked during
--- such a wait: give a patience of 0 to free many, and a longer one to those
--- that were blocked.
---   SELECT * FROM pglock.release('{accounts/42}', '{17}');
+-- release, for any number of tenures, and for one where the quick way did not answer.
 -- +goose StatementBegin
-CREATE FUNCTION pglock.release(names text[], tokens bigint[], patience interval DEFAULT '5 s')
+CREATE FUNCTION pglock.release_many(names text[], tokens bigint[], patience interval)
 RETURNS TABLE (name text, token bigint, state text, blockers integer[], since timestamptz)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 DECLARE
-    give_up timestamptz := clock_timestamp() + release.patience;
+    give_up timestamptz := clock_timestamp() + release_many.patience;
     locked  text[];
     ending  bigint[];                                         -- the tokens of what is locked
     ends    timestamptz;                                      -- when the first of them expires
@@ -371,19 +415,19 @@ DECLARE
     busy    record;
     moment  timestamptz;
 BEGIN
-    PERFORM pglock.check_tenures('release', release.names, release.tokens);
+    PERFORM pglock.check_tenures('release', release_many.names, release_many.tokens);
     SELECT coalesce(array_agg(h.name), '{}'), coalesce(array_agg(h.token), '{}'), min(h.expires_at), coalesce(bool_and(h.awaited), true)
     INTO locked, ending, ends, awaited FROM (
         SELECT l.name, l.token, l.expires_at, EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name) AS awaited
         FROM pglock.leases l
-        WHERE l.name = ANY (release.names) AND l.token = ANY (release.tokens)
+        WHERE l.name = ANY (release_many.names) AND l.token = ANY (release_many.tokens)
           AND l.claim IS NOT NULL AND l.role = session_user
         ORDER BY l.name
         FOR UPDATE SKIP LOCKED) h;
-    IF cardinality(locked) < cardinality(release.names) AND give_up > clock_timestamp() THEN
+    IF cardinality(locked) < cardinality(release_many.names) AND give_up > clock_timestamp() THEN
         FOR busy IN
             SELECT l.name, l.token, l.expires_at FROM pglock.leases l
-            WHERE l.name = ANY (release.names) AND l.token = ANY (release.tokens)
+            WHERE l.name = ANY (release_many.names) AND l.token = ANY (release_many.tokens)
               AND l.claim IS NOT NULL AND l.role = session_user AND l.name <> ALL (locked)
             ORDER BY l.name
         LOOP
@@ -405,10 +449,10 @@ BEGIN
     IF cardinality(locked) > 0 THEN
         PERFORM pglock.vacate(locked, awaited);
     END IF;
-    IF cardinality(ending) = cardinality(release.tokens) THEN
+    IF cardinality(ending) = cardinality(release_many.tokens) THEN
         RETURN QUERY
         SELECT w.name, w.token, 'released', NULL::integer[], NULL::timestamptz
-        FROM unnest(release.names, release.tokens) AS w (name, token);
+        FROM unnest(release_many.names, release_many.tokens) AS w (name, token);
         RETURN;
     END IF;
     RETURN QUERY
@@ -417,8 +461,48 @@ BEGIN
                 WHEN f.state = 'busy' THEN 'blocked'
                 ELSE f.state END,
            b.pids, b.since
-    FROM pglock.fates(release.names, release.tokens, moment) f
+    FROM pglock.fates(release_many.names, release_many.tokens, moment) f
     LEFT JOIN LATERAL pglock.row_blockers(f.name) b ON f.state = 'busy' AND f.token <> ALL (ending);
+END
+$$;
+-- +goose StatementEnd
+
+-- Ends tenures, and hands each lease on to whoever waits for it. A row that an
+-- open guard holds is waited for, all in all no longer than patience nor than
+-- the lease has yet to run, and is then blocked: the tenure goes on, and the
+-- release may be repeated. What could be locked at once stays locked during
+-- such a wait: give a patience of 0 to free many, and a longer one to those
+-- that were blocked.
+--   SELECT * FROM pglock.release('{accounts/42}', '{17}');
+-- +goose StatementBegin
+CREATE FUNCTION pglock.release(names text[], tokens bigint[], patience interval DEFAULT '5 s')
+RETURNS TABLE (name text, token bigint, state text, blockers integer[], since timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+AS $$
+DECLARE
+    quick boolean := cardinality(release.names) = 1 AND cardinality(release.tokens) = 1
+        AND current_setting('transaction_isolation') = 'read committed';
+BEGIN
+    IF quick THEN
+        SELECT l.name, l.token, CASE WHEN l.expires_at > clock_timestamp() THEN 'released' END INTO name, token, state
+        FROM pglock.leases l
+        WHERE l.name = release.names[1] AND l.token = release.tokens[1] AND l.claim IS NOT NULL AND l.role = session_user
+        FOR UPDATE SKIP LOCKED;
+        IF state IS NOT NULL THEN
+            UPDATE pglock.leases AS l
+            SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
+            WHERE l.name = release.names[1]
+              AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = release.names[1]);
+            IF NOT FOUND THEN
+                PERFORM pglock.vacate(release.names, true);
+            END IF;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+    END IF;
+    RETURN QUERY
+    SELECT m.name, m.token, m.state, m.blockers, m.since
+    FROM pglock.release_many(release.names, release.tokens, release.patience) m;
 END
 $$;
 -- +goose StatementEnd
@@ -444,40 +528,91 @@ CREATE FUNCTION pglock.exchange(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 DECLARE
-    alike  record;                                            -- names wanted with the same TTL and metadata
-    looked boolean := false;
+    begun   timestamptz := clock_timestamp();
+    locked  text[];
+    ending  text[];                                           -- of the locked ones: whose tenures go on
+    highest bigint;                                           -- of their tokens
+    freed   integer;
+    taken   integer;
+    twice   boolean;
+    missing text[];
+    alike   record;                                           -- of the names left: those with the same TTL and metadata
 BEGIN
     IF cardinality(exchange.wanted) <> cardinality(exchange.ttls) OR cardinality(exchange.wanted) <> cardinality(exchange.metadatas) THEN
         RAISE EXCEPTION '% names beside % TTLs and % metadata',
             cardinality(exchange.wanted), cardinality(exchange.ttls), cardinality(exchange.metadatas)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each name its TTL and its metadata, NULL for none.';
     END IF;
-    IF cardinality(exchange.tokens) > 0 OR cardinality(exchange.ended) > 0 THEN
+    IF (cardinality(exchange.ended) = cardinality(exchange.tokens) AND exchange.claim IS NOT NULL
+        AND (exchange.owner IS NULL OR octet_length(exchange.owner) <= 1024)
+        AND current_setting('transaction_isolation') = 'read committed') IS NOT TRUE THEN
+        PERFORM pglock.check_tenures('exchange', exchange.ended, exchange.tokens);
+        PERFORM pglock.check_request('exchange', '1 s', exchange.claim, exchange.owner, NULL);
+    END IF;
+    -- Three statements, for what is as simple as most calls are; the rest goes one
+    -- by one through the functions that leave nothing out.
+    SELECT coalesce(array_agg(f.name), '{}'), coalesce(array_agg(f.name) FILTER (WHERE f.held), '{}'), max(f.token)
+    INTO locked, ending, highest FROM (
+        SELECT l.name, l.token, l.expires_at > clock_timestamp() AS held FROM pglock.leases l
+        WHERE l.name = ANY (exchange.ended || exchange.wanted)
+          AND (l.expires_at <= clock_timestamp()
+               OR l.token = ANY (exchange.tokens) AND l.claim IS NOT NULL AND l.role = session_user)
+        ORDER BY l.name
+        FOR UPDATE SKIP LOCKED) f;
+    RETURN QUERY
+    UPDATE pglock.leases AS l
+    SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
+    WHERE l.name = ANY (ending) AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
+    RETURNING l.name, l.token, 'released', NULL::integer[], NULL::timestamptz, NULL::text, NULL::interval, NULL::timestamptz;
+    GET DIAGNOSTICS freed = ROW_COUNT;
+    IF freed < cardinality(exchange.ended) THEN
         RETURN QUERY
         SELECT r.name, r.token, r.state, r.blockers, r.since, NULL::text, NULL::interval, NULL::timestamptz
-        FROM pglock.release(exchange.ended, exchange.tokens, '0') r;
+        FROM (SELECT array_agg(e.name) AS names, array_agg(e.token) AS tokens
+              FROM unnest(exchange.ended, exchange.tokens) AS e (name, token) LEFT JOIN pglock.leases l ON l.name = e.name
+              WHERE (l.name = ANY (ending) AND l.token = e.token AND l.claim IS NULL) IS NOT TRUE
+              HAVING count(*) > 0) e,
+             LATERAL pglock.release_many(e.names, e.tokens, '0') r;
     END IF;
-    FOR alike IN
-        SELECT w.ttl, w.metadata, array_agg(w.name) AS names, count(*) OVER () AS kinds
-        FROM unnest(exchange.wanted, exchange.ttls, exchange.metadatas) AS w (name, ttl, metadata)
-        GROUP BY w.ttl, w.metadata
-    LOOP
-        IF alike.kinds > 1 AND NOT looked THEN
-            -- acquire sees some of the names at a time. That none stands twice, and
-            -- that they are created in their order, is seen to here.
-            looked := true;
-            IF cardinality(exchange.wanted) > (SELECT count(DISTINCT w.name) FROM unnest(exchange.wanted) AS w (name)) THEN
-                RAISE EXCEPTION 'a lease name stands twice in %', exchange.wanted USING ERRCODE = 'invalid_parameter_value';
-            END IF;
-            PERFORM pglock.create_names(array_agg(w.name))
-            FROM unnest(exchange.wanted) AS w (name) LEFT JOIN pglock.leases l ON l.name = w.name
-            WHERE l.name IS NULL HAVING count(*) > 0;
+    -- What draw does for each token, once for all.
+    IF highest > coalesce(pg_sequence_last_value('pglock.leases_token_seq'), 0) OR current_setting('synchronous_commit') = 'off' THEN
+        PERFORM pglock.draw(highest);
+    END IF;
+    RETURN QUERY
+    UPDATE pglock.leases AS l
+    SET token = nextval('pglock.leases_token_seq'), holder = exchange.owner, role = session_user, claim = exchange.claim,
+        acquired_at = clock_timestamp(), expires_at = clock_timestamp() + w.ttl, ttl = w.ttl, metadata = w.metadata
+    FROM (SELECT n.name, extract(epoch FROM n.ttl) * interval '1 s' AS ttl, n.metadata
+          FROM unnest(exchange.wanted, exchange.ttls, exchange.metadatas) AS n (name, ttl, metadata)
+          WHERE n.name = ANY (locked) AND n.ttl BETWEEN '100 ms' AND '24 h'
+            AND (n.metadata IS NULL OR octet_length(n.metadata::text) <= 8192)) AS w
+    WHERE l.name = w.name AND l.expires_at <= clock_timestamp()
+      AND NOT EXISTS (SELECT FROM pglock.waiters q WHERE q.name = l.name)
+      AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e)
+    RETURNING l.name, l.token, 'granted', NULL::integer[], NULL::timestamptz, l.holder, l.ttl, l.expires_at;
+    GET DIAGNOSTICS taken = ROW_COUNT;
+    IF taken < cardinality(exchange.wanted) THEN
+        SELECT array_agg(w.name) FILTER (WHERE l.name IS NULL), count(DISTINCT w.name) < count(*)
+        INTO missing, twice
+        FROM unnest(exchange.wanted) AS w (name) LEFT JOIN pglock.leases l ON l.name = w.name;
+        IF twice THEN
+            RAISE EXCEPTION 'a lease name stands twice or is NULL in %', exchange.wanted USING ERRCODE = 'invalid_parameter_value';
+        ELSIF missing IS NOT NULL THEN
+            PERFORM pglock.create_names(missing);             -- all of them in order, and acquire_many sees some at a time
         END IF;
-        RETURN QUERY
-        SELECT a.name, a.token, CASE WHEN a.granted THEN 'granted' ELSE 'refused' END, NULL::integer[], NULL::timestamptz,
-               a.holder, a.remaining, a.expires_at
-        FROM pglock.acquire(alike.names, alike.ttl, exchange.claim, exchange.owner, alike.metadata) a;
-    END LOOP;
+        FOR alike IN
+            SELECT w.ttl, w.metadata, array_agg(w.name) AS names
+            FROM unnest(exchange.wanted, exchange.ttls, exchange.metadatas) AS w (name, ttl, metadata)
+            LEFT JOIN pglock.leases l ON l.name = w.name
+            WHERE (l.name = ANY (locked) AND l.claim = exchange.claim AND l.acquired_at >= begun) IS NOT TRUE
+            GROUP BY w.ttl, w.metadata
+        LOOP
+            RETURN QUERY
+            SELECT a.name, a.token, CASE WHEN a.granted THEN 'granted' ELSE 'refused' END, NULL::integer[], NULL::timestamptz,
+                   a.holder, a.remaining, a.expires_at
+            FROM pglock.acquire_many(alike.names, alike.ttl, exchange.claim, exchange.owner, alike.metadata, false) a;
+        END LOOP;
+    END IF;
 END
 $$;
 -- +goose StatementEnd
@@ -548,6 +683,7 @@ DROP FUNCTION pglock.guard(text, bigint);
 DROP FUNCTION pglock.check_snapshot(text, bigint, bigint);
 DROP FUNCTION pglock.exchange(text[], bigint[], text[], interval[], jsonb[], uuid, text);
 DROP FUNCTION pglock.release(text[], bigint[], interval);
+DROP FUNCTION pglock.release_many(text[], bigint[], interval);
 DROP FUNCTION pglock.vacate(text[], boolean);
 DROP FUNCTION pglock.row_blockers(text);
 DROP FUNCTION pglock.lock_within(text, bigint, interval);
@@ -555,6 +691,7 @@ DROP FUNCTION pglock.renew(text[], bigint[]);
 DROP FUNCTION pglock.check_tenures(text, text[], bigint[]);
 DROP FUNCTION pglock.fates(text[], bigint[], timestamptz);
 DROP FUNCTION pglock.acquire(text[], interval, uuid, text, jsonb, boolean);
+DROP FUNCTION pglock.acquire_many(text[], interval, uuid, text, jsonb, boolean);
 DROP FUNCTION pglock.check_request(text, interval, uuid, text, jsonb);
 DROP FUNCTION pglock.create_names(text[]);
 DROP FUNCTION pglock.check_level(text);

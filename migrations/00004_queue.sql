@@ -32,7 +32,7 @@ BEGIN
             DELETE FROM pglock.waiters w
             WHERE w.name = hand_on.name
               AND w.ticket = (SELECT min(f.ticket) FROM pglock.waiters f WHERE f.name = hand_on.name)
-              AND (SELECT e.timeline FROM pglock.epoch e) = pglock.timeline()
+              AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e)
             RETURNING w.*)
         UPDATE pglock.leases AS l
         SET token = pglock.draw(l.token), holder = head.holder, role = head.role, claim = head.claim,

@@ -3,6 +3,7 @@ package pglock
 import (
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 )
 
 // request is what one call of Acquire asks for. Its claim makes a repeat have
@@ -70,7 +73,14 @@ func (c *Client) request(ctx context.Context, name string, ttl time.Duration, op
 func newClaim() string {
 	var b [16]byte
 	rand.Read(b[:]) // never fails
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+	text := make([]byte, 0, 36)
+	for _, part := range [][]byte{b[:4], b[4:6], b[6:8], b[8:10], b[10:]} {
+		if len(text) > 0 {
+			text = append(text, '-')
+		}
+		text = hex.AppendEncode(text, part)
+	}
+	return string(text)
 }
 
 // TryAcquire acquires the lease if it is free or has expired, and never waits
@@ -146,7 +156,7 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 	if !a.granted {
 		return nil, a.held(r.name)
 	}
-	l := c.lease(r, *a.token, a.sent, *a.remaining)
+	l := c.lease(r, a.token, a.sent, a.remaining)
 	if err := l.Err(); err != nil { // the answer came when its time had run out
 		c.takeBack(r)
 		return nil, c.ended(ctx, err)
@@ -157,20 +167,39 @@ func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {
 // bid is the answer to an attempt.
 type bid struct {
 	granted   bool
-	token     *Token // nil: nobody has it, but another transaction has its row
-	holder    *string
-	remaining *time.Duration
-	expires   *time.Time
-	ticket    *int64
+	token     Token // 0: nobody has it, but another transaction has its row
+	holder    string
+	remaining time.Duration
+	expires   time.Time
+	ticket    int64 // 0: none was drawn
 	sent      time.Time
+}
+
+// bidScan receives what a bid is made of: types that pgx fills without
+// reflection, of which every call pays otherwise.
+type bidScan struct {
+	granted   bool
+	token     zeronull.Int8
+	holder    zeronull.Text
+	remaining pgtype.Interval
+	expires   zeronull.Timestamptz
+	ticket    zeronull.Int8
+}
+
+func (s *bidScan) bid() bid {
+	return bid{granted: s.granted, token: Token(s.token), holder: string(s.holder),
+		remaining: time.Duration(s.remaining.Microseconds) * time.Microsecond,
+		expires:   time.Time(s.expires), ticket: int64(s.ticket)}
 }
 
 // ask sends an attempt, again when its answer was lost.
 func (c *Client) ask(ctx context.Context, sql string, args ...any) (a bid, err error) {
 	_, err = repeat(ctx, func() error {
+		var s bidScan
 		sent, err := c.calls.call(ctx, func(rows pgx.Rows) error {
-			return rows.Scan(&a.granted, &a.token, &a.holder, &a.remaining, &a.expires, &a.ticket)
+			return rows.Scan(&s.granted, &s.token, &s.holder, &s.remaining, &s.expires, &s.ticket)
 		}, sql, args...)
+		a = s.bid()
 		a.sent = sent
 		return err
 	})
@@ -180,14 +209,20 @@ func (c *Client) ask(ctx context.Context, sql string, args ...any) (a bid, err e
 	return a, nil
 }
 
+// left is how long whoever has the lease may keep it without a renewal; nil: nobody
+// has it.
+func (a bid) left() *time.Duration {
+	if a.token == 0 {
+		return nil
+	}
+	return &a.remaining
+}
+
 // held says who has the lease.
 func (a bid) held(name string) *HeldError {
 	held := &HeldError{Name: name}
-	if a.token != nil && a.expires != nil {
-		held.Token, held.ExpiresAt = *a.token, *a.expires
-		if a.holder != nil {
-			held.Owner = *a.holder
-		}
+	if a.token != 0 {
+		held.Token, held.Owner, held.ExpiresAt = a.token, a.holder, a.expires
 	}
 	return held
 }

@@ -35,12 +35,10 @@ func (c *Client) TryAcquireAll(ctx context.Context, names []string, ttl time.Dur
 	_, err = repeat(ctx, func() (err error) {
 		sent, err = c.calls.call(ctx, func(rows pgx.Rows) error {
 			var name string
-			var b bid
-			if err := rows.Scan(&name, &b.granted, &b.token, &b.holder, &b.remaining, &b.expires); err != nil {
-				return err
-			}
-			bids[name] = b
-			return nil
+			var s bidScan
+			err := rows.Scan(&name, &s.granted, &s.token, &s.holder, &s.remaining, &s.expires)
+			bids[name] = s.bid()
+			return err
 		}, acquireAllSQL, names, ttl, shared.claim, shared.owner, shared.encoded)
 		return err
 	})
@@ -64,7 +62,7 @@ func (c *Client) TryAcquireAll(ctx context.Context, names []string, ttl time.Dur
 	}
 	leases := make([]*Lease, len(names))
 	for i, r := range requests {
-		leases[i] = c.lease(r, *bids[r.name].token, sent, *bids[r.name].remaining)
+		leases[i] = c.lease(r, bids[r.name].token, sent, bids[r.name].remaining)
 	}
 	return leases, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // courier carries a client's tries and releases to the server. Where nothing is
@@ -120,13 +121,8 @@ func (c *courier) release(ctx context.Context, l *Lease) (a answer, repeated boo
 	if c.client.listener.expects(l.name) {
 		c.setOut()
 	} else if c.hand(e) {
-		ctx, cancel := outlive(ctx)
-		defer cancel()
-		select {
-		case <-e.done:
-		case <-ctx.Done():
-			c.withdraw(e)
-			return answer{}, false, ctx.Err()
+		if err := c.await(ctx, e); err != nil {
+			return answer{}, false, err
 		}
 		if !e.alone && (e.err != nil || e.answer.state != "blocked") {
 			return e.answer, e.repeated, e.err
@@ -134,8 +130,31 @@ func (c *courier) release(ctx context.Context, l *Lease) (a answer, repeated boo
 		c.setOut()
 	}
 	defer c.back()
-	answers, again, err := c.client.release(ctx, []*Lease{l}, turn)
-	return answers[l], e.repeated || again, err
+	a, again, err := c.client.releaseOne(ctx, l, turn)
+	return a, e.repeated || again, err
+}
+
+// await waits for the answer to a release as long as outlive would: its context
+// costs more than the rest of the call.
+func (c *courier) await(ctx context.Context, e *errand) error {
+	bound := time.NewTimer(releaseBound)
+	defer bound.Stop()
+	err := context.DeadlineExceeded
+	select {
+	case <-e.done:
+		return nil
+	case <-bound.C:
+	case <-ctx.Done():
+		bound.Reset(grace)
+		err = ctx.Err()
+		select {
+		case <-e.done:
+			return nil
+		case <-bound.C:
+		}
+	}
+	c.withdraw(e)
+	return err
 }
 
 // hand has an errand carried by the next exchange. Where nothing is under way it
@@ -261,9 +280,7 @@ func (c *courier) deliverOne(l *load, e *errand) {
 		e.bid, e.err = c.client.ask(l.ctx, acquireSQL, r.name, r.ttl, l.claim, r.owner, r.encoded)
 		return
 	}
-	var answers map[*Lease]answer
-	answers, e.repeated, e.err = c.client.release(l.ctx, []*Lease{e.lease}, turn)
-	e.answer = answers[e.lease]
+	e.answer, e.repeated, e.err = c.client.releaseOne(l.ctx, e.lease, turn)
 }
 
 // deliver sends what a load carries, again when its answer was lost, and tells
@@ -274,16 +291,17 @@ func (c *courier) deliver(l *load) {
 		return
 	}
 	var (
-		ended, wanted []string
-		tokens        []int64
-		ttls          []time.Duration
-		metadata      []*string
+		ended, wanted = []string{}, []string{} // not nil, which is NULL
+		tokens        = []int64{}
+		ttls          = pgtype.FlatArray[pgtype.Interval]{}
+		metadata      = []*string{}
 		tries         = make(map[string]*errand, len(l.errands))
 		releases      = make(map[Token]*errand, len(l.errands))
 	)
 	for _, e := range l.errands {
 		if r := e.request; r != nil {
-			wanted, ttls, metadata = append(wanted, r.name), append(ttls, r.ttl), append(metadata, r.encoded)
+			wanted, metadata = append(wanted, r.name), append(metadata, r.encoded)
+			ttls = append(ttls, pgtype.Interval{Microseconds: r.ttl.Microseconds(), Valid: true})
 			tries[r.name] = e
 		} else {
 			ended, tokens = append(ended, e.lease.name), append(tokens, int64(e.lease.token))
@@ -291,22 +309,20 @@ func (c *courier) deliver(l *load) {
 		}
 	}
 	var sent time.Time
+	var name string
+	var a answer
+	var s bidScan
 	repeated, err := repeat(l.ctx, func() (err error) {
 		sent, err = c.client.calls.call(l.ctx, func(rows pgx.Rows) error {
-			var name string
-			var a answer
-			var b bid
-			if err := rows.Scan(&name, &b.token, &a.state, &a.blockers, &a.since, &b.holder, &b.remaining, &b.expires); err != nil {
+			if err := rows.Scan(&name, &s.token, &a.state, &a.blockers, &a.since, &s.holder, &s.remaining, &s.expires); err != nil {
 				return err
 			}
-			if b.granted = a.state == "granted"; b.granted || a.state == "refused" {
+			if s.granted = a.state == "granted"; s.granted || a.state == "refused" {
 				if e := tries[name]; e != nil {
-					e.bid = b
+					e.bid = s.bid()
 				}
-			} else if b.token != nil {
-				if e := releases[*b.token]; e != nil {
-					e.answer = a
-				}
+			} else if e := releases[Token(s.token)]; e != nil {
+				e.answer = a
 			}
 			return nil
 		}, exchangeSQL, ended, tokens, wanted, ttls, metadata, l.claim, c.client.owner)

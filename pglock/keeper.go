@@ -35,6 +35,7 @@ type keeper struct {
 	cut     func() // ends it
 	running bool
 	stopped bool
+	sleeps  time.Duration // until then, since start
 
 	wake    chan struct{}
 	quit    context.Context
@@ -97,7 +98,9 @@ func (k *keeper) push(one kept) {
 		k.running = true
 		k.workers.Go(k.run)
 	}
-	k.poke()
+	if one.pulse().next < k.sleeps { // else the goroutine wakes early enough
+		k.poke()
+	}
 }
 
 // extend sets a lease's deadline and its next renewal.
@@ -224,8 +227,10 @@ func (k *keeper) tick(now time.Time) (lost []*Lease, batch []kept, next time.Dur
 		}
 		k.busy = len(batch) > 0
 	}
-	if len(k.line) == 0 {
-		return lost, batch, time.Hour
+	next = time.Hour
+	if len(k.line) > 0 {
+		next = k.line[0].pulse().next - since
 	}
-	return lost, batch, k.line[0].pulse().next - since
+	k.sleeps = since + next
+	return lost, batch, next
 }

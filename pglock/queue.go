@@ -91,16 +91,16 @@ func (c *Client) standInLine(ctx context.Context, r *request) (*Lease, *HeldErro
 		c.takeBack(r)
 		return nil, nil, c.ended(ctx, err)
 	case a.granted:
-		if l := c.lease(r, *a.token, a.sent, *a.remaining); l.Err() == nil {
+		if l := c.lease(r, a.token, a.sent, a.remaining); l.Err() == nil {
 			return l, nil, nil
 		}
 		c.takeBack(r) // told too late: the grant's time has run out
 		return nil, nil, nil
-	case a.ticket == nil:
+	case a.ticket == 0:
 		c.takeBack(r)
 		return nil, a.held(r.name), nil
 	}
-	c.keeper.watch(t, a.sent, a.remaining)
+	c.keeper.watch(t, a.sent, a.left())
 	defer c.keeper.drop(t)
 	r.waited = true
 	select {
@@ -118,7 +118,7 @@ func (c *Client) standInLine(ctx context.Context, r *request) (*Lease, *HeldErro
 				c.takeBack(r)
 				return nil, nil, c.ended(ctx, err)
 			}
-			g = grant{token: *a.token, sent: a.sent, remaining: *a.remaining}
+			g = grant{token: a.token, sent: a.sent, remaining: a.remaining}
 		}
 		l := c.lease(r, g.token, g.sent, g.remaining)
 		if l.Err() == nil {

@@ -9,10 +9,15 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 )
 
 const releaseSQL = `SELECT token, state, blockers, since
 	FROM pglock.release($1::text[], $2::bigint[], $3::interval)`
+
+const releaseOneSQL = `SELECT token, state, blockers, since
+	FROM pglock.release(ARRAY[$1::text], ARRAY[$2::bigint], $3::interval)`
 
 const (
 	// patience is how long a release waits for an open guard.
@@ -55,10 +60,9 @@ func (l *Lease) Release(ctx context.Context) error {
 	for err == nil && a.state == "blocked" && time.Now().Before(give) && ctx.Err() == nil {
 		// In short turns, so that releases that are blocked don't keep the
 		// client's connections from those that are not.
-		var answers map[*Lease]answer
 		var again bool
-		answers, again, err = l.client.release(ctx, []*Lease{l}, turn)
-		a, repeated = answers[l], repeated || again
+		a, again, err = l.client.releaseOne(ctx, l, turn)
+		repeated = repeated || again
 	}
 	return l.settle(before, a, repeated, err)
 }
@@ -98,13 +102,27 @@ func (c *Client) releaseAll(ctx context.Context, held []*Lease) error {
 // answer is what the server says about one tenure.
 type answer struct {
 	state    string
-	blockers []int32
-	since    *time.Time
+	blockers pgtype.FlatArray[int32]
+	since    zeronull.Timestamptz
 }
 
 func scanAnswer(rows pgx.Rows) (token Token, a answer, err error) {
-	err = rows.Scan(&token, &a.state, &a.blockers, &a.since)
+	err = rows.Scan((*int64)(&token), &a.state, &a.blockers, &a.since)
 	return token, a, err
+}
+
+// releaseOne is release for one lease.
+func (c *Client) releaseOne(ctx context.Context, l *Lease, wait time.Duration) (a answer, repeated bool, err error) {
+	ctx, cancel := outlive(ctx)
+	defer cancel()
+	repeated, err = repeat(ctx, func() error {
+		_, err := c.calls.call(ctx, func(rows pgx.Rows) (err error) {
+			_, a, err = scanAnswer(rows)
+			return err
+		}, releaseOneSQL, l.name, int64(l.token), wait)
+		return err
+	})
+	return a, repeated, err
 }
 
 // release sends one statement, again when its answer was lost, on a context
@@ -162,10 +180,7 @@ func (l *Lease) outcome(a answer, repeated bool) error {
 	case a.state == "taken":
 		return l.lost(Taken, nil)
 	case a.state == "blocked":
-		blocked := &BlockedError{What: fmt.Sprintf("release of lease %q", l.name), Pids: a.blockers}
-		if a.since != nil {
-			blocked.Since = *a.since
-		}
+		blocked := &BlockedError{What: fmt.Sprintf("release of lease %q", l.name), Pids: a.blockers, Since: time.Time(a.since)}
 		return blocked
 	}
 	return l.lost(Unreachable, fmt.Errorf("the server answered %q", a.state))

@@ -126,10 +126,15 @@ func shown(t *testing.T, once func(try int) bool) {
 
 // released returns the names that a release or an exchange releases.
 func (st *statement) released() []string {
-	if strings.Contains(st.sql, "pglock.acquire(") {
-		return nil
+	switch names := st.args[0].(type) {
+	case []string:
+		return names
+	case string:
+		if strings.Contains(st.sql, "pglock.release(") {
+			return []string{names}
+		}
 	}
-	return st.args[0].([]string)
+	return nil
 }
 
 // wanted returns the names that an acquire or an exchange tries.
