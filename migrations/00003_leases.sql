@@ -135,7 +135,7 @@ BEGIN
                     ttl = acquire_many.ttl, metadata = acquire_many.metadata
                 WHERE l.name = ANY (free)
                   AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
-                  AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e)
+                  AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e WHERE e.singleton)
                   AND (NOT acquire_many.whole OR cardinality(free) = cardinality(acquire_many.names)
                        AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = ANY (free)))
                 RETURNING l.name, l.token, l.expires_at
@@ -222,7 +222,7 @@ BEGIN
                 acquired_at = clock_timestamp(), expires_at = clock_timestamp() + quick, ttl = quick, metadata = acquire.metadata
             WHERE l.name = acquire.names[1]
               AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = acquire.names[1])
-              AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e)
+              AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e WHERE e.singleton)
             RETURNING l.name, true, l.token, l.holder, l.ttl, l.expires_at
             INTO name, granted, token, holder, remaining, expires_at;
         ELSE
@@ -480,21 +480,27 @@ RETURNS TABLE (name text, token bigint, state text, blockers integer[], since ti
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
-    quick boolean := cardinality(release.names) = 1 AND cardinality(release.tokens) = 1
+    quick   boolean := cardinality(release.names) = 1 AND cardinality(release.tokens) = 1
         AND current_setting('transaction_isolation') = 'read committed';
+    awaited boolean;
 BEGIN
     IF quick THEN
-        SELECT l.name, l.token, CASE WHEN l.expires_at > clock_timestamp() THEN 'released' END INTO name, token, state
+        SELECT l.name, l.token, CASE WHEN l.expires_at > clock_timestamp() THEN 'released' END,
+               EXISTS (SELECT FROM pglock.waiters w WHERE w.name = release.names[1])
+        INTO name, token, state, awaited
         FROM pglock.leases l
         WHERE l.name = release.names[1] AND l.token = release.tokens[1] AND l.claim IS NOT NULL AND l.role = session_user
         FOR UPDATE SKIP LOCKED;
         IF state IS NOT NULL THEN
-            UPDATE pglock.leases AS l
-            SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
-            WHERE l.name = release.names[1]
-              AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = release.names[1]);
-            IF NOT FOUND THEN
-                PERFORM pglock.vacate(release.names, true);
+            -- As vacate does. Whether it is awaited was seen before it was locked: a hint.
+            IF (CASE WHEN awaited THEN pglock.hand_on(name) END) IS NOT TRUE THEN
+                UPDATE pglock.leases AS l
+                SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
+                WHERE l.name = release.names[1]
+                  AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = release.names[1]);
+                IF NOT FOUND THEN
+                    PERFORM pglock.vacate(release.names, true);
+                END IF;
             END IF;
             RETURN NEXT;
             RETURN;
@@ -588,7 +594,7 @@ BEGIN
             AND (n.metadata IS NULL OR octet_length(n.metadata::text) <= 8192)) AS w
     WHERE l.name = w.name AND l.expires_at <= clock_timestamp()
       AND NOT EXISTS (SELECT FROM pglock.waiters q WHERE q.name = l.name)
-      AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e)
+      AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e WHERE e.singleton)
     RETURNING l.name, l.token, 'granted', NULL::integer[], NULL::timestamptz, l.holder, l.ttl, l.expires_at;
     GET DIAGNOSTICS taken = ROW_COUNT;
     IF taken < cardinality(exchange.wanted) THEN

@@ -24,33 +24,32 @@ CREATE FUNCTION pglock.hand_on(name text) RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    channel text;
-    payload text;
+    told boolean;
 BEGIN
     LOOP
         WITH head AS (
             DELETE FROM pglock.waiters w
             WHERE w.name = hand_on.name
               AND w.ticket = (SELECT min(f.ticket) FROM pglock.waiters f WHERE f.name = hand_on.name)
-              AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e)
+              AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e WHERE e.singleton)
             RETURNING w.*)
         UPDATE pglock.leases AS l
         SET token = pglock.draw(l.token), holder = head.holder, role = head.role, claim = head.claim,
             acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata
         FROM head
         WHERE l.name = hand_on.name AND head.expires_at > clock_timestamp()
-        RETURNING head.channel, head.claim || ' ' || l.token INTO channel, payload;
-        EXIT WHEN FOUND;
+        -- A full NOTIFY queue would roll the grant back: the client repeats it without.
+        RETURNING CASE WHEN current_setting('pglock.quiet', true) = 'on' THEN true
+                       ELSE pg_notify(head.channel, head.claim || ' ' || l.token) IS NOT NULL END INTO told;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
         -- It was cancelled just now or abandoned, or the timeline is in its way, or there is none.
         PERFORM pglock.follow_timeline();
         IF NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = hand_on.name) THEN
             RETURN false;
         END IF;
     END LOOP;
-    IF nullif(current_setting('pglock.quiet', true), '') IS NULL THEN -- a full NOTIFY queue would roll the grant back
-        PERFORM pg_notify(channel, payload);
-    END IF;
-    RETURN true;
 END
 $$;
 -- +goose StatementEnd
@@ -69,22 +68,30 @@ CREATE FUNCTION pglock.enqueue(
     owner    text  DEFAULT NULL,
     metadata jsonb DEFAULT NULL
 ) RETURNS TABLE (granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz, ticket bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET lock_timeout = '1 s'
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET lock_timeout = '1 s'
 AS $$
 DECLARE
     lease pglock.leases;
 BEGIN
-    enqueue.ttl := pglock.check_request('enqueue', enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata);
-    -- Where somebody waits there is nothing to take, and the wait for the ticket of
-    -- the first is better bounded below.
-    IF NOT EXISTS (SELECT FROM pglock.leases l WHERE l.name = enqueue.name AND l.expires_at > clock_timestamp())
-       AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = enqueue.name) THEN
-        SELECT a.granted, a.token, a.holder, a.remaining, a.expires_at
-        INTO granted, token, holder, remaining, expires_at
-        FROM pglock.acquire(ARRAY[enqueue.name], enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata) a;
-        IF granted THEN
-            RETURN NEXT;
-            RETURN;
+    enqueue.ttl := CASE WHEN enqueue.ttl BETWEEN '100 ms' AND '24 h' AND enqueue.claim IS NOT NULL
+        AND (enqueue.owner IS NULL OR octet_length(enqueue.owner) <= 1024)
+        AND (enqueue.metadata IS NULL OR octet_length(enqueue.metadata::text) <= 8192)
+        AND current_setting('transaction_isolation') = 'read committed'
+        THEN extract(epoch FROM enqueue.ttl) * interval '1 s'
+        ELSE pglock.check_request('enqueue', enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata) END;
+    PERFORM FROM pglock.leases l WHERE l.name = enqueue.name AND l.expires_at > clock_timestamp();
+    IF NOT FOUND THEN
+        -- Where somebody waits there is nothing to take, and the wait for the ticket of
+        -- the first is better bounded below.
+        PERFORM FROM pglock.waiters w WHERE w.name = enqueue.name LIMIT 1;
+        IF NOT FOUND THEN
+            SELECT a.granted, a.token, a.holder, a.remaining, a.expires_at
+            INTO granted, token, holder, remaining, expires_at
+            FROM pglock.acquire(ARRAY[enqueue.name], enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata) a;
+            IF granted THEN
+                RETURN NEXT;
+                RETURN;
+            END IF;
         END IF;
     END IF;
     IF enqueue.channel IS NULL OR enqueue.channel = '' OR octet_length(enqueue.channel) > 63 THEN
