@@ -17,11 +17,12 @@ type plan struct {
 	ttl        time.Duration // of those
 	heartbeats int           // for which they are watched
 	takeovers  int
+	churn      int // pairs
 }
 
 var (
-	full  = plan{rounds: 5, duration: 3 * time.Second, held: []int{1, 100, 1000, 10000}, ttl: 9 * time.Second, heartbeats: 3, takeovers: 20}
-	brief = plan{rounds: 2, duration: 300 * time.Millisecond, held: []int{1, 100, 1000}, ttl: 3 * time.Second, heartbeats: 1, takeovers: 2}
+	full  = plan{rounds: 5, duration: 3 * time.Second, held: []int{1, 100, 1000, 10000}, ttl: 9 * time.Second, heartbeats: 3, takeovers: 20, churn: 500_000}
+	brief = plan{rounds: 2, duration: 300 * time.Millisecond, held: []int{1, 100, 1000}, ttl: 3 * time.Second, heartbeats: 1, takeovers: 2, churn: 10_000}
 )
 
 // slack is what a trial may take beyond the time that it measures for: to
@@ -46,7 +47,7 @@ type metric struct {
 	reference string // the contender whose ratio to stands beside it
 }
 
-var scenarios = []scenario{pairs, losing, handoff, holding, takeover, optimisticUpdates}
+var scenarios = []scenario{pairs, losing, handoff, holding, takeover, churn, optimisticUpdates}
 
 // bench is a run: the contenders whose servers are up, and what they share.
 type bench struct {

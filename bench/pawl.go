@@ -16,18 +16,7 @@ var pawl = contender{
 	name:  "pawl",
 	about: "pglock.Client leases; PostgreSQL with fsync and synchronous_commit",
 	in:    []string{"pairs", "losing", "handoff", "holding", "takeover"},
-	start: func(ctx context.Context, h *host) (*server, error) {
-		s, err := h.database(ctx, "pawl")
-		if err != nil {
-			return nil, err
-		}
-		pool, err := pgxpool.New(ctx, s.address)
-		if err != nil {
-			return nil, err
-		}
-		defer pool.Close()
-		return s, migrations.Up(ctx, pool)
-	},
+	start: func(ctx context.Context, h *host) (*server, error) { return pawlIn(ctx, h, "pawl") },
 	dial: func(ctx context.Context, address string, goroutines int, ttl time.Duration) (client, error) {
 		pool, err := poolOf(ctx, address, goroutines)
 		if err != nil {
@@ -35,6 +24,20 @@ var pawl = contender{
 		}
 		return &pawlClient{pool, pglock.New(pool), ttl}, nil
 	},
+}
+
+// pawlIn makes a database with the migrations.
+func pawlIn(ctx context.Context, h *host, database string) (*server, error) {
+	s, err := h.database(ctx, database)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := pgxpool.New(ctx, s.address)
+	if err != nil {
+		return nil, err
+	}
+	defer pool.Close()
+	return s, migrations.Up(ctx, pool)
 }
 
 type pawlClient struct {

@@ -39,8 +39,9 @@ type errand struct {
 	lease   *Lease
 
 	// The courier's, guarded by its mutex.
-	load *load // that carries it; nil: it waits
-	gone bool  // its caller has given up
+	load   *load   // that carries it; nil: it waits
+	behind *errand // a try of the same name in that load: this one loses where it wins
+	gone   bool    // its caller has given up
 
 	done     chan struct{} // closed when what follows is known
 	bid      bid
@@ -53,8 +54,9 @@ type errand struct {
 // load is what one exchange carries.
 type load struct {
 	errands []*errand
-	claim   string // of all its tries
-	waiting int    // callers that have not given up
+	behind  []*errand // tries of names that errands has one of already: they are not sent
+	claim   string    // of all its tries
+	waiting int       // callers that have not given up
 	ctx     context.Context
 	cancel  context.CancelFunc
 }
@@ -84,7 +86,7 @@ func (c *courier) try(ctx context.Context, r *request) (a bid, disowned bool, er
 		case <-e.done:
 			r.claim = e.load.claim
 		case <-ctx.Done():
-			if c.withdraw(e) {
+			if c.withdraw(e) && e.behind == nil {
 				c.client.pending.Go(func() { c.client.disown(e) })
 			}
 			return bid{}, true, fmt.Errorf("acquire lease %q: %w", r.name, ctx.Err())
@@ -241,33 +243,39 @@ func (c *courier) carry() {
 	}
 }
 
-// fill returns what the next exchange carries; nil: there is nothing. Of two
-// tries of one name the second waits for the next exchange.
+// fill returns what the next exchange carries; nil: there is nothing. Of the tries
+// of one name it carries the first. The others ask the server nothing, for what it
+// says to the first it would say to them: somebody has it, or now the first.
 func (c *courier) fill() *load {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l := &load{claim: newClaim()}
 	var rest []*errand
-	tried := map[string]bool{}
+	tries := map[string]*errand{}
 	for _, e := range c.pending {
 		switch {
 		case e.gone:
 			continue
-		case len(l.errands) == roomy || e.request != nil && tried[e.request.name]:
+		case e.request != nil && tries[e.request.name] != nil:
+			e.behind = tries[e.request.name]
+			l.behind = append(l.behind, e)
+		case len(l.errands) == roomy:
 			rest = append(rest, e)
 			continue
-		case e.request != nil:
-			tried[e.request.name] = true
+		default:
+			if e.request != nil {
+				tries[e.request.name] = e
+			}
+			l.errands = append(l.errands, e)
 		}
 		e.load = l
-		l.errands = append(l.errands, e)
 	}
 	c.pending = rest
 	if len(l.errands) == 0 {
 		c.loads--
 		return nil
 	}
-	l.waiting = len(l.errands)
+	l.waiting = len(l.errands) + len(l.behind)
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	return l
 }
@@ -283,13 +291,23 @@ func (c *courier) deliverOne(l *load, e *errand) {
 	e.answer, e.repeated, e.err = c.client.releaseOne(l.ctx, e.lease, turn)
 }
 
-// deliver sends what a load carries, again when its answer was lost, and tells
-// each caller what became of his call.
+// deliver sends what a load carries, and tells each caller what became of his call.
 func (c *courier) deliver(l *load) {
 	if len(l.errands) == 1 {
 		c.deliverOne(l, l.errands[0])
-		return
+	} else {
+		c.deliverMany(l)
 	}
+	for _, e := range l.behind {
+		first := e.behind
+		e.bid, e.err, e.alone = first.bid, first.err, first.alone
+		e.bid.granted = false
+		close(e.done)
+	}
+}
+
+// deliverMany sends an exchange, again when its answer was lost.
+func (c *courier) deliverMany(l *load) {
 	var (
 		ended, wanted = []string{}, []string{} // not nil, which is NULL
 		tokens        = []int64{}

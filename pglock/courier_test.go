@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -322,8 +323,9 @@ func TestCourier_L5_LostAnswer(t *testing.T) {
 	})
 }
 
-// Of one client's tries of one name one wins, the others are told who has it,
-// and no exchange carries the name twice, which the server would refuse.
+// Of one client's tries of one name one wins, the others are told who has it, most
+// of them by the answer to one that they share. No exchange carries the name
+// twice, which the server would refuse.
 func TestCourier_OneName(t *testing.T) {
 	t.Parallel()
 	pool, spy := spied(t, pgtest.DSN(t))
@@ -331,8 +333,8 @@ func TestCourier_OneName(t *testing.T) {
 		t.Errorf("a name twice in an exchange: %v", err)
 	}
 	c := newClient(t, pool)
+	const goroutines = 32
 	for round := range scale(20, 5) {
-		const goroutines = 32
 		name := fmt.Sprint("same/", round)
 		var names []string
 		for i := range goroutines {
@@ -342,20 +344,37 @@ func TestCourier_OneName(t *testing.T) {
 		for _, call := range calls {
 			go call()
 		}
-		won := 0
+		var won []pglock.Token
+		var told []pglock.Token
 		for range calls {
 			o := <-got
 			held, _ := errors.AsType[*pglock.HeldError](o.err)
 			switch {
 			case o.err == nil && o.name == name:
-				won++
-			case o.err != nil && (o.name != name || held == nil):
+				won = append(won, o.lease.Token())
+			case o.err == nil:
+			case o.name != name || held == nil:
 				t.Errorf("%s: %v", o.name, o.err)
+			case held.Token != 0: // else its row was locked
+				told = append(told, held.Token)
 			}
 		}
-		if won != 1 {
-			t.Errorf("%d hold %s", won, name)
+		if len(won) != 1 || slices.ContainsFunc(told, func(token pglock.Token) bool { return token != won[0] }) {
+			t.Errorf("%s is held with %d, and who lost was told %d", name, won, told)
 		}
+	}
+	asked := 0
+	for _, sql := range []string{"pglock.exchange($1", "pglock.acquire(ARRAY[$1"} {
+		for _, st := range spy.heard(sql) {
+			for _, name := range st.wanted() {
+				if strings.HasPrefix(name, "same/") {
+					asked++
+				}
+			}
+		}
+	}
+	if most := scale(20, 5) * goroutines / 2; asked > most {
+		t.Errorf("the server was asked %d times, more than %d", asked, most)
 	}
 	shared := 0
 	for _, st := range spy.heard("pglock.exchange($1") {
