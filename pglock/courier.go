@@ -84,7 +84,9 @@ func (c *courier) try(ctx context.Context, r *request) (a bid, disowned bool, er
 	if c.hand(e) {
 		select {
 		case <-e.done:
-			r.claim = e.load.claim
+			if e.behind == nil {
+				r.claim = e.load.claim
+			}
 		case <-ctx.Done():
 			if c.withdraw(e) && e.behind == nil {
 				c.client.pending.Go(func() { c.client.disown(e) })

@@ -197,16 +197,58 @@ func TestCourier_EachItsOwn(t *testing.T) {
 	}
 }
 
+// refuseBad makes a lease that nobody is granted.
+func refuseBad(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '23514'; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON pglock.leases FOR EACH ROW WHEN (NEW.name = 'bad' AND NEW.claim IS NOT NULL) EXECUTE FUNCTION refuse();
+		SELECT pglock.create_names('{bad}')`)
+}
+
+// Tries of one name that share an answer, and then have none because the server
+// has refused the exchange, are tries of their own: one wins.
+func TestCourier_OneNameBesideABadRequest(t *testing.T) {
+	t.Parallel()
+	pool, spy := spied(t, pgtest.DSN(t))
+	refuseBad(t, pool)
+	c := newClient(t, pool)
+	shown(t, func(try int) bool {
+		const each = 8
+		name := fmt.Sprint("same/", try)
+		var names []string
+		for range each {
+			names = append(names, name, "bad")
+		}
+		calls, got := tries(t.Context(), c, time.Hour, names...)
+		for _, call := range calls {
+			go call()
+		}
+		won := 0
+		for range calls {
+			switch o := <-got; {
+			case o.err == nil && o.name == name:
+				won++
+			case o.err == nil || o.name == name && !errors.Is(o.err, pglock.ErrLocked):
+				t.Errorf("%s: %v", o.name, o.err)
+			}
+		}
+		if won != 1 {
+			t.Errorf("%d hold %s", won, name)
+		}
+		return slices.ContainsFunc(spy.heard("pglock.exchange($1"), func(st *statement) bool {
+			return slices.Contains(st.wanted(), name) && slices.Contains(st.wanted(), "bad")
+		})
+	})
+}
+
 // A call that the server refuses fails no other that it goes with. The control
 // is the exchange itself, which then does nothing.
 func TestCourier_OneBadRequest(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.DSN(t)
 	pool := pgtest.PoolOn(t, dsn)
-	exec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-			BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '23514'; END $$;
-		CREATE TRIGGER refuse BEFORE UPDATE ON pglock.leases FOR EACH ROW WHEN (NEW.name = 'bad' AND NEW.claim IS NOT NULL) EXECUTE FUNCTION refuse();
-		SELECT pglock.create_names('{bad}')`)
+	refuseBad(t, pool)
 	_, err := pool.Exec(t.Context(), `SELECT pglock.exchange('{}', '{}', '{good,bad}', '{1 h,1 h}', '{NULL,NULL}')`)
 	if sqlState(err) != "23514" || one[int64](t, pool, heldRows) != 0 {
 		t.Fatalf("the exchange says %v, with %d leases held: this test shows nothing", err, one[int64](t, pool, heldRows))

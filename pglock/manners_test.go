@@ -1,0 +1,153 @@
+package pglock_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pawl-go/pawl/internal/pgtest"
+)
+
+// The schema takes and frees leases one by one, several at a time, and both in
+// one exchange, each by statements of its own. What happens to the lease n must
+// not depend on that. Of the other name, m, nothing is asked.
+var (
+	takings = map[string]string{
+		"acquire one":     `SELECT CASE WHEN granted THEN 'granted' ELSE 'refused' END, token FROM pglock.acquire('{n}', '1 h', $1)`,
+		"acquire several": `SELECT CASE WHEN granted THEN 'granted' ELSE 'refused' END, token FROM pglock.acquire('{m,n}', '1 h', $1) WHERE name = 'n'`,
+		"exchange":        `SELECT state, token FROM pglock.exchange('{}', '{}', '{m,n}', '{1 h,1 h}', '{NULL,NULL}', $1) WHERE name = 'n'`,
+	}
+	freeings = map[string]string{
+		"release one":     `SELECT state FROM pglock.release('{n}', ARRAY[$1::bigint], '0')`,
+		"release several": `SELECT state FROM pglock.release('{m,n}', ARRAY[-1, $1::bigint], '0') WHERE name = 'n'`,
+		"exchange":        `SELECT state FROM pglock.exchange('{m,n}', ARRAY[-1, $1::bigint], '{}', '{}', '{}') WHERE name = 'n'`,
+	}
+)
+
+const (
+	holds  = `SELECT pglock.acquire('{n}', '1 h', '00000000-0000-0000-0000-000000000001')`
+	waits  = `SELECT pglock.enqueue('n', '1 h', '00000000-0000-0000-0000-000000000002', 'nobody listens')`
+	runOut = `UPDATE pglock.leases SET expires_at = clock_timestamp() WHERE name = 'n'`
+	frees  = `SELECT pglock.release('{n}', (SELECT array_agg(token) FROM pglock.leases WHERE name = 'n'))`
+	guards = `SELECT pglock.guard('n', (SELECT token FROM pglock.leases WHERE name = 'n'))`
+)
+
+// holderOf returns the end of the claim that has n, and - if nobody has.
+func holderOf(t testing.TB, pool *pgxpool.Pool) string {
+	t.Helper()
+	return one[string](t, pool, `SELECT coalesce((SELECT right(claim::text, 1) FROM pglock.leases WHERE name = 'n' AND expires_at > clock_timestamp()), '-')`)
+}
+
+func TestLease_EveryTaking(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		before []string
+		open   string // in a transaction that stays open
+		want   string // the answer or the error's code, and whose it is then
+	}{
+		{"never used", nil, "", "granted 3"},
+		{"free", []string{holds, frees}, "", "granted 3"},
+		{"expired", []string{holds, runOut}, "", "granted 3"},
+		{"held", []string{holds}, "", "refused 1"},
+		{"held, and waited for", []string{holds, waits}, "", "refused 1"},
+		{"expired, and waited for", []string{holds, waits, runOut}, "", "refused 2"},
+		{"expired, and guarded", []string{holds}, guards, "refused -"},
+		{"a repeat", []string{strings.ReplaceAll(holds, "0001", "0003")}, "", "granted 3"},
+		{"a repeat that has expired", []string{strings.ReplaceAll(holds, "0001", "0003"), runOut}, "", "granted 3"},
+		{"the claim, by another role", []string{strings.ReplaceAll(holds, "0001", "0003"), `UPDATE pglock.leases SET role = 'another'`}, "", "refused 3"},
+		{"on another timeline", []string{holds, frees, `UPDATE pglock.epoch SET timeline = 'FFFFFFFF'`}, "", "granted 3"},
+		{"the sequence set back", []string{holds, frees, `UPDATE pglock.leases SET token = 100`}, "", "PW003 -"},
+	} {
+		for manner, sql := range takings {
+			t.Run(tt.name+"/"+manner, func(t *testing.T) {
+				t.Parallel()
+				pool := pgtest.Pool(t)
+				for _, sql := range tt.before {
+					exec(t, pool, sql)
+				}
+				if tt.open != "" {
+					exec(t, begin(t, pool), tt.open)
+					exec(t, pool, runOut)
+				}
+				before := one[int64](t, pool, `SELECT coalesce(max(token), 0) FROM pglock.leases WHERE name = 'n'`)
+				var state string
+				var token *int64
+				err := pool.QueryRow(context.Background(), sql, "00000000-0000-0000-0000-000000000003").Scan(&state, &token)
+				if err != nil {
+					state = sqlState(err)
+				}
+				if got := state + " " + holderOf(t, pool); got != tt.want {
+					t.Errorf("%s (%v), want %s", got, err, tt.want)
+				}
+				repeat := tt.name == "a repeat"
+				if state == "granted" && (token == nil || *token < before || (*token == before) != repeat) {
+					t.Errorf("token %v was granted after %d", token, before)
+				}
+				if after := one[int64](t, pool, `SELECT max(token) FROM pglock.leases`); tt.name == "on another timeline" && after < 1<<40 {
+					t.Errorf("on another timeline token %d was granted", after)
+				}
+			})
+		}
+	}
+}
+
+// A grant is on disk when it is answered, whatever the session's
+// setting.
+func TestLease_EveryTakingIsDurable(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	for manner, sql := range takings {
+		exec(t, pool, `DELETE FROM pglock.leases`)
+		exec(t, pool, holds+`; `+frees)
+		tx := begin(t, pool)
+		exec(t, tx, `SET LOCAL synchronous_commit = off`)
+		exec(t, tx, sql, "00000000-0000-0000-0000-000000000003")
+		if got := one[string](t, tx, `SHOW synchronous_commit`); got != "local" {
+			t.Errorf("%s: synchronous_commit is %s when it commits", manner, got)
+		}
+		exec(t, tx, `ROLLBACK`)
+	}
+}
+
+func TestLease_EveryFreeing(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		before []string
+		open   string
+		other  int64  // than the token
+		want   string // the answer, and whose it is then
+	}{
+		{"held", []string{holds}, "", 0, "released -"},
+		{"waited for", []string{holds, waits}, "", 0, "released 2"},
+		{"waited for by one who is dead", []string{holds, waits, `UPDATE pglock.waiters SET expires_at = '-infinity'`}, "", 0, "released -"},
+		{"free", []string{holds, frees}, "", 0, "idle -"},
+		{"expired", []string{holds, runOut}, "", 0, "expired -"},
+		{"expired, and waited for", []string{holds, waits, runOut}, "", 0, "expired -"},
+		{"another tenure", []string{holds}, "", 1, "taken 1"},
+		{"another role's", []string{holds, `UPDATE pglock.leases SET role = 'another'`}, "", 0, "taken 1"},
+		{"guarded", []string{holds}, guards, 0, "blocked 1"},
+		{"guarded, and waited for", []string{holds, waits}, guards, 0, "blocked 1"},
+	} {
+		for manner, sql := range freeings {
+			t.Run(tt.name+"/"+manner, func(t *testing.T) {
+				t.Parallel()
+				pool := pgtest.Pool(t)
+				for _, sql := range tt.before {
+					exec(t, pool, sql)
+				}
+				if tt.open != "" {
+					exec(t, begin(t, pool), tt.open)
+				}
+				token := one[int64](t, pool, `SELECT token FROM pglock.leases WHERE name = 'n'`) + tt.other
+				if got := fmt.Sprint(one[string](t, pool, sql, token), " ", holderOf(t, pool)); got != tt.want {
+					t.Errorf("%s, want %s", got, tt.want)
+				}
+			})
+		}
+	}
+}
