@@ -64,6 +64,21 @@ END
 $$;
 -- +goose StatementEnd
 
+-- The TTL of a request that check_request has nothing to say about, without days
+-- as there, else NULL. The planner puts its text in the place of a call, so that it
+-- is one expression: PL/pgSQL sets up each anew in each transaction.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.plain_ttl(ttl interval, claim uuid, owner text, metadata jsonb) RETURNS interval
+LANGUAGE sql STABLE
+AS $$
+    SELECT CASE WHEN ttl BETWEEN '100 ms' AND '24 h' AND claim IS NOT NULL
+        AND (owner IS NULL OR octet_length(owner) <= 1024)
+        AND (metadata IS NULL OR octet_length(metadata::text) <= 8192)
+        AND current_setting('transaction_isolation') = 'read committed'
+        THEN extract(epoch FROM ttl) * interval '1 s' END
+$$;
+-- +goose StatementEnd
+
 -- Refuses what acquire and enqueue can't grant, and returns the TTL without days:
 -- one that is added to a timestamp has 23 or 25 hours where summer time changes,
 -- and whoever counts on from the answer would believe 24.
@@ -204,14 +219,8 @@ CREATE FUNCTION pglock.acquire(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
-    -- The TTL without days, where this is the common case. Everything that PL/pgSQL
-    -- evaluates it sets up anew in each transaction, so there is little of it here.
-    quick interval := CASE WHEN cardinality(acquire.names) = 1
-        AND acquire.ttl BETWEEN '100 ms' AND '24 h' AND acquire.claim IS NOT NULL
-        AND (acquire.owner IS NULL OR octet_length(acquire.owner) <= 1024)
-        AND (acquire.metadata IS NULL OR octet_length(acquire.metadata::text) <= 8192)
-        AND current_setting('transaction_isolation') = 'read committed' AND current_setting('synchronous_commit') <> 'off'
-        THEN extract(epoch FROM acquire.ttl) * interval '1 s' END;
+    quick interval := CASE WHEN cardinality(acquire.names) = 1 AND current_setting('synchronous_commit') <> 'off'
+        THEN pglock.plain_ttl(acquire.ttl, acquire.claim, acquire.owner, acquire.metadata) END;
 BEGIN
     IF quick IS NOT NULL THEN
         PERFORM FROM pglock.leases l
@@ -553,14 +562,13 @@ BEGIN
             cardinality(exchange.wanted), cardinality(exchange.ttls), cardinality(exchange.metadatas)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each name its TTL and its metadata, NULL for none.';
     END IF;
-    IF (cardinality(exchange.ended) = cardinality(exchange.tokens) AND exchange.claim IS NOT NULL
-        AND (exchange.owner IS NULL OR octet_length(exchange.owner) <= 1024)
-        AND current_setting('transaction_isolation') = 'read committed') IS NOT TRUE THEN
+    IF (cardinality(exchange.ended) = cardinality(exchange.tokens)
+        AND pglock.plain_ttl('1 s', exchange.claim, exchange.owner, NULL) IS NOT NULL) IS NOT TRUE THEN
         PERFORM pglock.check_tenures('exchange', exchange.ended, exchange.tokens);
         PERFORM pglock.check_request('exchange', '1 s', exchange.claim, exchange.owner, NULL);
     END IF;
-    -- Three statements, for what is as simple as most calls are; the rest goes one
-    -- by one through the functions that leave nothing out.
+    -- Three statements, for what is as simple as most calls are; the rest goes
+    -- through the functions that leave nothing out.
     SELECT coalesce(array_agg(f.name), '{}'), coalesce(array_agg(f.name) FILTER (WHERE f.held), '{}'), max(f.token)
     INTO locked, ending, highest FROM (
         SELECT l.name, l.token, l.expires_at > clock_timestamp() AS held FROM pglock.leases l
@@ -595,11 +603,10 @@ BEGIN
         UPDATE pglock.leases AS l
         SET token = nextval('pglock.leases_token_seq'), holder = exchange.owner, role = session_user, claim = exchange.claim,
             acquired_at = clock_timestamp(), expires_at = clock_timestamp() + w.ttl, ttl = w.ttl, metadata = w.metadata
-        FROM (SELECT n.name, extract(epoch FROM n.ttl) * interval '1 s' AS ttl, n.metadata
+        FROM (SELECT n.name, pglock.plain_ttl(n.ttl, exchange.claim, exchange.owner, n.metadata) AS ttl, n.metadata
               FROM unnest(exchange.wanted, exchange.ttls, exchange.metadatas) AS n (name, ttl, metadata)
-              WHERE n.name = ANY (locked) AND n.ttl BETWEEN '100 ms' AND '24 h'
-                AND (n.metadata IS NULL OR octet_length(n.metadata::text) <= 8192)) AS w
-        WHERE l.name = w.name AND l.expires_at <= clock_timestamp()
+              WHERE n.name = ANY (locked) OFFSET 0) AS w      -- worked out once for each row
+        WHERE l.name = w.name AND w.ttl IS NOT NULL AND l.expires_at <= clock_timestamp()
           AND NOT EXISTS (SELECT FROM pglock.waiters q WHERE q.name = l.name)
           AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e WHERE e.singleton)
         RETURNING l.name, l.token, 'granted', NULL::integer[], NULL::timestamptz, l.holder, l.ttl, l.expires_at;
@@ -707,5 +714,6 @@ DROP FUNCTION pglock.fates(text[], bigint[], timestamptz);
 DROP FUNCTION pglock.acquire(text[], interval, uuid, text, jsonb, boolean);
 DROP FUNCTION pglock.acquire_many(text[], interval, uuid, text, jsonb, boolean);
 DROP FUNCTION pglock.check_request(text, interval, uuid, text, jsonb);
+DROP FUNCTION pglock.plain_ttl(interval, uuid, text, jsonb);
 DROP FUNCTION pglock.create_names(text[]);
 DROP FUNCTION pglock.check_level(text);

@@ -73,12 +73,9 @@ AS $$
 DECLARE
     lease pglock.leases;
 BEGIN
-    enqueue.ttl := CASE WHEN enqueue.ttl BETWEEN '100 ms' AND '24 h' AND enqueue.claim IS NOT NULL
-        AND (enqueue.owner IS NULL OR octet_length(enqueue.owner) <= 1024)
-        AND (enqueue.metadata IS NULL OR octet_length(enqueue.metadata::text) <= 8192)
-        AND current_setting('transaction_isolation') = 'read committed'
-        THEN extract(epoch FROM enqueue.ttl) * interval '1 s'
-        ELSE pglock.check_request('enqueue', enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata) END;
+    enqueue.ttl := coalesce(
+        pglock.plain_ttl(enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata),
+        pglock.check_request('enqueue', enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata));
     PERFORM FROM pglock.leases l WHERE l.name = enqueue.name AND l.expires_at > clock_timestamp();
     IF NOT FOUND THEN
         -- Where somebody waits there is nothing to take, and the wait for the ticket of

@@ -21,7 +21,7 @@ import (
 // A call made while the client does nothing else is a statement of its own, sent
 // at once. Leases that are tried and released while one is under way go together
 // in the next, with one commit for all; each call has its own answer, and its
-// context ends it alone:
+// context ends it alone. Of those that try one name the first asks for all:
 //
 //	SELECT * FROM pglock.exchange('{accounts/42}', '{17}', '{accounts/43}', '{30 s}', '{NULL}', claim, owner)
 type Client struct {

@@ -11,8 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pawl-go/pawl/internal/pgserver"
-	"github.com/pawl-go/pawl/internal/pgtest"
-	"github.com/pawl-go/pawl/migrations"
 )
 
 // Pairs of acquire and release a second, of distinct names, by goroutines of one
@@ -20,26 +18,14 @@ import (
 // is a lease's two least statements, written by hand, on a connection for each
 // goroutine. The two take turns, so that a machine that slows down slows both.
 func BenchmarkPairs(b *testing.B) {
-	server, err := pgserver.Start(b.Context(), pgserver.With("shared_buffers", "128MB"), pgserver.With("jit", "off"), pgserver.With("max_connections", "200"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		if err := server.Stop(); err != nil {
-			b.Error(err)
-		}
-	})
-	pool := pgtest.PoolOn(b, server.DSN())
-	if err := migrations.Up(b.Context(), pool); err != nil {
-		b.Fatal(err)
-	}
+	pool := durable(b, pgserver.With("max_connections", "200"))
 	exec(b, pool, `CREATE SEQUENCE floor_token;
 		CREATE TABLE floor (name text PRIMARY KEY, token bigint, expires_at timestamptz NOT NULL DEFAULT '-infinity') WITH (fillfactor = 50);
 		INSERT INTO floor SELECT 'pair/' || n FROM generate_series(0, 127) n`)
 	const turn = 250 * time.Millisecond
 	for _, goroutines := range []int{1, 8, 32, 128} {
 		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {
-			conns := poolBy(b, server.DSN(), func(config *pgxpool.Config) { config.MaxConns = int32(goroutines) })
+			conns := poolBy(b, pool.Config().ConnString(), func(config *pgxpool.Config) { config.MaxConns = int32(goroutines) })
 			floor := func(ctx context.Context, name string) error {
 				var token int64
 				err := conns.QueryRow(ctx, `UPDATE floor SET token = nextval('floor_token'), expires_at = now() + $2::interval

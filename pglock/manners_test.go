@@ -41,6 +41,20 @@ func holderOf(t testing.TB, pool *pgxpool.Pool) string {
 	return one[string](t, pool, `SELECT coalesce((SELECT right(claim::text, 1) FROM pglock.leases WHERE name = 'n' AND expires_at > clock_timestamp()), '-')`)
 }
 
+// staged returns a database in which that was done, and where open isn't empty is
+// being done by a transaction that stays open.
+func staged(t *testing.T, before []string, open string) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.Pool(t)
+	for _, sql := range before {
+		exec(t, pool, sql)
+	}
+	if open != "" {
+		exec(t, begin(t, pool), open)
+	}
+	return pool
+}
+
 func TestLease_EveryTaking(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -65,12 +79,8 @@ func TestLease_EveryTaking(t *testing.T) {
 		for manner, sql := range takings {
 			t.Run(tt.name+"/"+manner, func(t *testing.T) {
 				t.Parallel()
-				pool := pgtest.Pool(t)
-				for _, sql := range tt.before {
-					exec(t, pool, sql)
-				}
+				pool := staged(t, tt.before, tt.open)
 				if tt.open != "" {
-					exec(t, begin(t, pool), tt.open)
 					exec(t, pool, runOut)
 				}
 				before := one[int64](t, pool, `SELECT coalesce(max(token), 0) FROM pglock.leases WHERE name = 'n'`)
@@ -136,13 +146,7 @@ func TestLease_EveryFreeing(t *testing.T) {
 		for manner, sql := range freeings {
 			t.Run(tt.name+"/"+manner, func(t *testing.T) {
 				t.Parallel()
-				pool := pgtest.Pool(t)
-				for _, sql := range tt.before {
-					exec(t, pool, sql)
-				}
-				if tt.open != "" {
-					exec(t, begin(t, pool), tt.open)
-				}
+				pool := staged(t, tt.before, tt.open)
 				token := one[int64](t, pool, `SELECT token FROM pglock.leases WHERE name = 'n'`) + tt.other
 				if got := fmt.Sprint(one[string](t, pool, sql, token), " ", holderOf(t, pool)); got != tt.want {
 					t.Errorf("%s, want %s", got, tt.want)

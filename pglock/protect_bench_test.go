@@ -6,9 +6,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pawl-go/pawl/internal/pgserver"
-	"github.com/pawl-go/pawl/internal/pgtest"
-	"github.com/pawl-go/pawl/migrations"
 	"github.com/pawl-go/pawl/pglock"
 )
 
@@ -17,19 +14,7 @@ import (
 // Presenting is a statement more in the transaction; present/ has it without a
 // protected table, so that the trigger's part is the difference.
 func BenchmarkProtect(b *testing.B) {
-	server, err := pgserver.Start(b.Context(), pgserver.With("shared_buffers", "128MB"), pgserver.With("jit", "off"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		if err := server.Stop(); err != nil {
-			b.Error(err)
-		}
-	})
-	pool := pgtest.PoolOn(b, server.DSN())
-	if err := migrations.Up(b.Context(), pool); err != nil {
-		b.Fatal(err)
-	}
+	pool := durable(b)
 	exec(b, pool, `CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$`)
 	for _, table := range []string{"plain", "empty", "protected"} {
 		exec(b, pool, `CREATE TABLE `+table+` (id int PRIMARY KEY, balance int) WITH (fillfactor = 50);

@@ -113,34 +113,31 @@ func scanAnswer(rows pgx.Rows) (token Token, a answer, err error) {
 
 // releaseOne is release for one lease.
 func (c *Client) releaseOne(ctx context.Context, l *Lease, wait time.Duration) (a answer, repeated bool, err error) {
-	ctx, cancel := outlive(ctx)
-	defer cancel()
-	repeated, err = repeat(ctx, func() error {
-		_, err := c.calls.call(ctx, func(rows pgx.Rows) (err error) {
-			_, a, err = scanAnswer(rows)
-			return err
-		}, releaseOneSQL, l.name, int64(l.token), wait)
-		return err
-	})
+	repeated, err = c.askRelease(ctx, func(_ Token, one answer) { a = one }, releaseOneSQL, l.name, int64(l.token), wait)
 	return a, repeated, err
 }
 
-// release sends one statement, again when its answer was lost, on a context
-// that outlives the caller's.
+// release sends one statement for all of the leases.
 func (c *Client) release(ctx context.Context, leases []*Lease, wait time.Duration) (answers map[*Lease]answer, repeated bool, err error) {
+	names, tokens, byToken := columns(leases)
+	answers = make(map[*Lease]answer, len(leases))
+	repeated, err = c.askRelease(ctx, func(token Token, one answer) { answers[byToken[token]] = one }, releaseSQL, names, tokens, wait)
+	return answers, repeated, err
+}
+
+// askRelease sends a statement, again when its answer was lost, on a context that
+// outlives the caller's.
+func (c *Client) askRelease(ctx context.Context, got func(Token, answer), sql string, args ...any) (repeated bool, err error) {
 	ctx, cancel := outlive(ctx)
 	defer cancel()
-	names, tokens, byToken := columns(leases)
-	repeated, err = repeat(ctx, func() error {
-		answers = make(map[*Lease]answer, len(leases))
+	return repeat(ctx, func() error {
 		_, err := c.calls.call(ctx, func(rows pgx.Rows) error {
 			token, a, err := scanAnswer(rows)
-			answers[byToken[token]] = a
+			got(token, a)
 			return err
-		}, releaseSQL, names, tokens, wait)
+		}, sql, args...)
 		return err
 	})
-	return answers, repeated, err
 }
 
 // outlive returns the context of a release that was called with ctx.
@@ -180,8 +177,7 @@ func (l *Lease) outcome(a answer, repeated bool) error {
 	case a.state == "taken":
 		return l.lost(Taken, nil)
 	case a.state == "blocked":
-		blocked := &BlockedError{What: fmt.Sprintf("release of lease %q", l.name), Pids: a.blockers, Since: time.Time(a.since)}
-		return blocked
+		return &BlockedError{What: fmt.Sprintf("release of lease %q", l.name), Pids: a.blockers, Since: time.Time(a.since)}
 	}
 	return l.lost(Unreachable, fmt.Errorf("the server answered %q", a.state))
 }

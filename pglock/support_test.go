@@ -11,6 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pawl-go/pawl/internal/pgserver"
+	"github.com/pawl-go/pawl/internal/pgtest"
+	"github.com/pawl-go/pawl/migrations"
 	"github.com/pawl-go/pawl/pglock"
 )
 
@@ -29,6 +32,26 @@ func newClient(t testing.TB, pool *pgxpool.Pool, opts ...pglock.Option) *pglock.
 		}
 	})
 	return c
+}
+
+// durable returns a database, with the migrations, on a server that is as careful
+// with its disk as one in use is: those of other tests are not.
+func durable(b *testing.B, opts ...pgserver.Option) *pgxpool.Pool {
+	b.Helper()
+	server, err := pgserver.Start(b.Context(), append(opts, pgserver.With("shared_buffers", "128MB"), pgserver.With("jit", "off"))...)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := server.Stop(); err != nil {
+			b.Error(err)
+		}
+	})
+	pool := pgtest.PoolOn(b, server.DSN())
+	if err := migrations.Up(b.Context(), pool); err != nil {
+		b.Fatal(err)
+	}
+	return pool
 }
 
 // newConn returns a connection of the test's own, by the pool's configuration.
