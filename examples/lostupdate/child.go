@@ -45,7 +45,7 @@ func child(in io.Reader, out io.Writer) int {
 	lines, events := json.NewDecoder(in), json.NewEncoder(out)
 	answer := func(e event, err error) error {
 		if err != nil {
-			e = event{Kind: failed, Error: err.Error(), At: time.Now()}
+			e = event{Kind: failed, Error: err.Error(), At: now()}
 		}
 		return errors.Join(err, events.Encode(e))
 	}
@@ -112,7 +112,7 @@ func (w *writer) close() {
 }
 
 func (w *writer) happened(k kind) event {
-	e := event{At: time.Now(), Actor: w.Name, Kind: k, Fenced: w.Fenced}
+	e := event{At: now(), Actor: w.Name, Kind: k, Fenced: w.Fenced}
 	if w.lease != nil {
 		e.Token = w.lease.Token()
 	}

@@ -23,6 +23,12 @@ type event struct {
 	Error    string        `json:"error,omitempty"`   // failed, refused, lost: in words
 }
 
+// now is what the clock on the wall shows, which all processes of a story read
+// alike. time.Now carries this process's monotonic clock too, and Sub goes by
+// that where both times have one: what the program itself did would stand
+// beside what the clients did by another clock, and differ from its own JSON.
+func now() time.Time { return time.Now().Round(0) }
+
 type kind string
 
 const (

@@ -47,7 +47,7 @@ func tell(ctx context.Context, db *database, name string, ttl time.Duration, out
 	}
 	defer other.kill()
 
-	t = tale{Story: name, TTL: ttl, Began: time.Now()}
+	t = tale{Story: name, TTL: ttl, Began: now()}
 	out.beginTale(t)
 	s := &stage{tale: &t, show: out.event}
 	if err := s.play(ctx, a, other); err != nil {
@@ -96,7 +96,7 @@ func (s *stage) play(ctx context.Context, a, b *process) error {
 	if err := a.pause(); err != nil {
 		return err
 	}
-	s.add(event{At: time.Now(), Actor: "A", Kind: stopped, Token: e.Token})
+	s.add(event{At: now(), Actor: "A", Kind: stopped, Token: e.Token})
 
 	if err := s.takeOver(ctx, b); err != nil {
 		return err
@@ -113,7 +113,7 @@ func (s *stage) play(ctx context.Context, a, b *process) error {
 	if err := a.resume(); err != nil {
 		return err
 	}
-	s.add(event{At: time.Now(), Actor: "A", Kind: continued, Token: e.Token})
+	s.add(event{At: now(), Actor: "A", Kind: continued, Token: e.Token})
 	if e, err = s.do(ctx, a, write); err != nil {
 		return err
 	}
