@@ -13,6 +13,10 @@
 -- transaction holds locked, because a number drawn before that can be lower
 -- than one granted meanwhile.
 --
+-- timeline is the server's when a grant of this name last looked whether the epoch
+-- is that timeline's. Where they are the same still, so is the epoch, and a grant
+-- need not read it: no timeline comes back in the history that this row is in.
+--
 -- No index stands on a column that changes and half of each page stays free,
 -- so that every take, renewal and release is a heap-only update.
 CREATE TABLE pglock.leases (
@@ -22,9 +26,10 @@ CREATE TABLE pglock.leases (
     role        name,                                        -- the session_user that acquired
     claim       uuid,                                        -- one for each acquire; NULL: not held
     acquired_at timestamptz,
-    expires_at  timestamptz NOT NULL DEFAULT '-infinity' CHECK (expires_at < 'infinity'),
+    expires_at  timestamptz NOT NULL DEFAULT '-infinity',
     ttl         interval,                                    -- as granted; a renewal grants it again
-    metadata    jsonb
+    metadata    jsonb,
+    timeline    text
 ) WITH (
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0.05,

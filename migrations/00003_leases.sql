@@ -14,8 +14,7 @@
 -- dead rows, which a scan of the heap would read each time. A plan that has to scan
 -- after all looks dear enough to be compiled, at each call: no JIT. Statements are
 -- few because each costs as much as the work that it does; one name, which is what
--- most calls are about, has a quick way of its own through acquire and release,
--- at a third of what the arrays cost.
+-- most calls are about, has functions of its own, at a third of what the arrays cost.
 --
 -- States in the answers:
 --   held      the tenure goes on
@@ -105,100 +104,6 @@ END
 $$;
 -- +goose StatementEnd
 
--- acquire, for any number of names, and for one where the quick way did not answer.
--- +goose StatementBegin
-CREATE FUNCTION pglock.acquire_many(names text[], ttl interval, claim uuid, owner text, metadata jsonb, whole boolean)
-RETURNS TABLE (name text, granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz)
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
-AS $$
-DECLARE
-    free    text[];
-    taken   text[] := '{}';
-    passed  integer;                                          -- of the free ones: to those who wait for them
-    lease   text;
-    missing text[];
-    created boolean := false;
-    known   boolean;                                          -- this may be a repeat
-    moment  timestamptz;
-BEGIN
-    acquire_many.ttl := pglock.check_request('acquire', acquire_many.ttl, acquire_many.claim, acquire_many.owner, acquire_many.metadata);
-    IF cardinality(acquire_many.names) > 1
-       AND cardinality(acquire_many.names) > (SELECT count(DISTINCT n.name) FROM unnest(acquire_many.names) AS n (name)) THEN
-        RAISE EXCEPTION 'a lease name stands twice or is NULL in %', acquire_many.names USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    granted := true;
-    holder := acquire_many.owner;
-    remaining := acquire_many.ttl;
-    LOOP
-        -- One that is held dooms the whole: look before any row is locked.
-        IF acquire_many.whole THEN
-            known := EXISTS (
-                SELECT FROM pglock.leases l WHERE l.name = ANY (acquire_many.names) AND l.expires_at > clock_timestamp());
-            EXIT WHEN known;
-        END IF;
-        SELECT array_agg(f.name) INTO free FROM (
-            SELECT l.name FROM pglock.leases l
-            WHERE l.name = ANY (acquire_many.names) AND l.expires_at <= clock_timestamp()
-              AND l.name <> ALL (taken)                       -- a wait may outlast a short TTL
-            ORDER BY l.name
-            FOR UPDATE SKIP LOCKED) f;
-        IF free IS NOT NULL THEN
-            moment := clock_timestamp();
-            -- A statement of its own: it sees every ticket drawn before the rows were locked.
-            FOR name, token, expires_at IN
-                UPDATE pglock.leases AS l
-                SET token = pglock.draw(l.token), holder = acquire_many.owner, role = session_user,
-                    claim = acquire_many.claim, acquired_at = moment, expires_at = moment + acquire_many.ttl,
-                    ttl = acquire_many.ttl, metadata = acquire_many.metadata
-                WHERE l.name = ANY (free)
-                  AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
-                  AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e WHERE e.singleton)
-                  AND (NOT acquire_many.whole OR cardinality(free) = cardinality(acquire_many.names)
-                       AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = ANY (free)))
-                RETURNING l.name, l.token, l.expires_at
-            LOOP
-                taken := taken || name;
-                RETURN NEXT;
-            END LOOP;
-            IF cardinality(taken) = cardinality(acquire_many.names) THEN
-                RETURN;
-            END IF;
-            PERFORM pglock.follow_timeline();
-            passed := 0;
-            FOREACH lease IN ARRAY free LOOP
-                IF lease <> ALL (taken) AND pglock.hand_on(lease) THEN
-                    passed := passed + 1;
-                END IF;
-            END LOOP;
-            -- Whoever waited for the others has gone, or the timeline was in their way.
-            CONTINUE WHEN cardinality(taken) + passed < cardinality(free)
-                AND (NOT acquire_many.whole OR passed = 0 AND cardinality(free) = cardinality(acquire_many.names));
-        END IF;
-        SELECT coalesce(array_agg(n.name) FILTER (WHERE l.name IS NULL), '{}'), bool_or(l.claim = acquire_many.claim)
-        INTO missing, known
-        FROM unnest(acquire_many.names) AS n (name) LEFT JOIN pglock.leases l ON l.name = n.name;
-        EXIT WHEN created OR cardinality(missing) = 0 OR NOT pglock.create_names(missing);
-        created := true;
-    END LOOP;
-
-    moment := clock_timestamp();
-    IF known THEN
-        -- A repeat locks the row again, so that its commit too waits for a synchronous
-        -- standby: with a lock that passes a renewal's and an enqueue's, or it would be skipped.
-        PERFORM FROM pglock.leases l
-        WHERE l.name = ANY (acquire_many.names) AND l.claim = acquire_many.claim AND l.role = session_user AND l.expires_at > moment
-        FOR KEY SHARE SKIP LOCKED;
-    END IF;
-    RETURN QUERY
-    SELECT n.name, coalesce(l.claim = acquire_many.claim AND l.role = session_user AND l.expires_at > moment, false),
-           l.token, l.holder, l.expires_at - moment, l.expires_at
-    FROM unnest(acquire_many.names) AS n (name)
-    LEFT JOIN pglock.leases l ON l.name = n.name AND l.claim IS NOT NULL
-    WHERE n.name <> ALL (taken);
-END
-$$;
--- +goose StatementEnd
-
 -- Takes each lease that is free or has expired and that nobody waits for; never
 -- waits for a holder. One that somebody waits for goes to the head of its
 -- queue. For one that was not granted the answer says who holds it and for how
@@ -216,42 +121,138 @@ CREATE FUNCTION pglock.acquire(
     metadata jsonb DEFAULT NULL,
     whole    boolean DEFAULT false
 ) RETURNS TABLE (name text, granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+AS $$
+DECLARE
+    free    text[];
+    taken   text[] := '{}';
+    passed  integer;                                          -- of the free ones: to those who wait for them
+    lease   text;
+    missing text[];
+    created boolean := false;
+    known   boolean;                                          -- this may be a repeat
+    moment  timestamptz;
+BEGIN
+    acquire.ttl := pglock.check_request('acquire', acquire.ttl, acquire.claim, acquire.owner, acquire.metadata);
+    IF cardinality(acquire.names) > 1
+       AND cardinality(acquire.names) > (SELECT count(DISTINCT n.name) FROM unnest(acquire.names) AS n (name)) THEN
+        RAISE EXCEPTION 'a lease name stands twice or is NULL in %', acquire.names USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    granted := true;
+    holder := acquire.owner;
+    remaining := acquire.ttl;
+    LOOP
+        -- One that is held dooms the whole: look before any row is locked.
+        IF acquire.whole THEN
+            known := EXISTS (
+                SELECT FROM pglock.leases l WHERE l.name = ANY (acquire.names) AND l.expires_at > clock_timestamp());
+            EXIT WHEN known;
+        END IF;
+        SELECT array_agg(f.name) INTO free FROM (
+            SELECT l.name FROM pglock.leases l
+            WHERE l.name = ANY (acquire.names) AND l.expires_at <= clock_timestamp()
+              AND l.name <> ALL (taken)                       -- a wait may outlast a short TTL
+            ORDER BY l.name
+            FOR UPDATE SKIP LOCKED) f;
+        IF free IS NOT NULL THEN
+            moment := clock_timestamp();
+            -- A statement of its own: it sees every ticket drawn before the rows were locked.
+            FOR name, token, expires_at IN
+                UPDATE pglock.leases AS l
+                SET token = pglock.draw(l.token), holder = acquire.owner, role = session_user,
+                    claim = acquire.claim, acquired_at = moment, expires_at = moment + acquire.ttl,
+                    ttl = acquire.ttl, metadata = acquire.metadata, timeline = pglock.timeline()
+                WHERE l.name = ANY (free)
+                  AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
+                  AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e WHERE e.singleton)
+                  AND (NOT acquire.whole OR cardinality(free) = cardinality(acquire.names)
+                       AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = ANY (free)))
+                RETURNING l.name, l.token, l.expires_at
+            LOOP
+                taken := taken || name;
+                RETURN NEXT;
+            END LOOP;
+            IF cardinality(taken) = cardinality(acquire.names) THEN
+                RETURN;
+            END IF;
+            PERFORM pglock.follow_timeline();
+            passed := 0;
+            FOREACH lease IN ARRAY free LOOP
+                IF lease <> ALL (taken) AND pglock.hand_on(lease) THEN
+                    passed := passed + 1;
+                END IF;
+            END LOOP;
+            -- Whoever waited for the others has gone, or the timeline was in their way.
+            CONTINUE WHEN cardinality(taken) + passed < cardinality(free)
+                AND (NOT acquire.whole OR passed = 0 AND cardinality(free) = cardinality(acquire.names));
+        END IF;
+        SELECT coalesce(array_agg(n.name) FILTER (WHERE l.name IS NULL), '{}'), bool_or(l.claim = acquire.claim)
+        INTO missing, known
+        FROM unnest(acquire.names) AS n (name) LEFT JOIN pglock.leases l ON l.name = n.name;
+        EXIT WHEN created OR cardinality(missing) = 0 OR NOT pglock.create_names(missing);
+        created := true;
+    END LOOP;
+
+    moment := clock_timestamp();
+    IF known THEN
+        -- A repeat locks the row again, so that its commit too waits for a synchronous
+        -- standby: with a lock that passes a renewal's and an enqueue's, or it would be skipped.
+        PERFORM FROM pglock.leases l
+        WHERE l.name = ANY (acquire.names) AND l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment
+        FOR KEY SHARE SKIP LOCKED;
+    END IF;
+    RETURN QUERY
+    SELECT n.name, coalesce(l.claim = acquire.claim AND l.role = session_user AND l.expires_at > moment, false),
+           l.token, l.holder, l.expires_at - moment, l.expires_at
+    FROM unnest(acquire.names) AS n (name)
+    LEFT JOIN pglock.leases l ON l.name = n.name AND l.claim IS NOT NULL
+    WHERE n.name <> ALL (taken);
+END
+$$;
+-- +goose StatementEnd
+
+-- acquire for one name, as the client calls it: quick where the answer is simple.
+-- +goose StatementBegin
+CREATE FUNCTION pglock.acquire_one(
+    name text, ttl interval, claim uuid, owner text, metadata jsonb,
+    OUT granted boolean, OUT token bigint, OUT holder text, OUT remaining interval, OUT expires_at timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
-    quick interval := CASE WHEN cardinality(acquire.names) = 1 AND current_setting('synchronous_commit') <> 'off'
-        THEN pglock.plain_ttl(acquire.ttl, acquire.claim, acquire.owner, acquire.metadata) END;
+    quick interval := CASE WHEN current_setting('synchronous_commit') <> 'off'
+        THEN pglock.plain_ttl(acquire_one.ttl, acquire_one.claim, acquire_one.owner, acquire_one.metadata) END;
 BEGIN
     IF quick IS NOT NULL THEN
         PERFORM FROM pglock.leases l
-        WHERE l.name = acquire.names[1] AND l.expires_at <= clock_timestamp()
+        WHERE l.name = acquire_one.name AND l.expires_at <= clock_timestamp()
         FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             -- A statement of its own: it sees every ticket drawn before the row was locked.
-            -- Where draw would refuse the token it finds no row, and draw gets to say so.
+            -- Where draw would refuse the token, or the epoch has to be looked at, it finds
+            -- no row, and acquire has the last word.
             UPDATE pglock.leases AS l
-            SET token = nextval('pglock.leases_token_seq'), holder = acquire.owner, role = session_user, claim = acquire.claim,
-                acquired_at = clock_timestamp(), expires_at = clock_timestamp() + quick, ttl = quick, metadata = acquire.metadata
-            WHERE l.name = acquire.names[1]
-              AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = acquire.names[1])
-              AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e WHERE e.singleton)
+            SET token = nextval('pglock.leases_token_seq'), holder = acquire_one.owner, role = session_user,
+                claim = acquire_one.claim, acquired_at = clock_timestamp(), expires_at = clock_timestamp() + quick,
+                ttl = quick, metadata = acquire_one.metadata
+            WHERE l.name = acquire_one.name
+              AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = acquire_one.name)
+              AND l.timeline = pglock.timeline()
               AND l.token <= coalesce(pg_sequence_last_value('pglock.leases_token_seq'), 0)
-            RETURNING l.name, true, l.token, l.holder, l.ttl, l.expires_at
-            INTO name, granted, token, holder, remaining, expires_at;
+            RETURNING true, l.token, l.holder, l.ttl, l.expires_at
+            INTO granted, token, holder, remaining, expires_at;
         ELSE
-            SELECT l.name, false, l.token, l.holder, l.expires_at - clock_timestamp(), l.expires_at
-            INTO name, granted, token, holder, remaining, expires_at
+            SELECT false, l.token, l.holder, l.expires_at - clock_timestamp(), l.expires_at
+            INTO granted, token, holder, remaining, expires_at
             FROM pglock.leases l
-            WHERE l.name = acquire.names[1] AND l.expires_at > clock_timestamp() AND l.claim <> acquire.claim;
+            WHERE l.name = acquire_one.name AND l.expires_at > clock_timestamp() AND l.claim <> acquire_one.claim;
         END IF;
         IF FOUND THEN
-            RETURN NEXT;
             RETURN;
         END IF;
     END IF;
-    RETURN QUERY
-    SELECT m.name, m.granted, m.token, m.holder, m.remaining, m.expires_at
-    FROM pglock.acquire_many(acquire.names, acquire.ttl, acquire.claim, acquire.owner, acquire.metadata, acquire.whole) m;
+    SELECT a.granted, a.token, a.holder, a.remaining, a.expires_at
+    INTO granted, token, holder, remaining, expires_at
+    FROM pglock.acquire(ARRAY[acquire_one.name], acquire_one.ttl, acquire_one.claim, acquire_one.owner, acquire_one.metadata) a;
 END
 $$;
 -- +goose StatementEnd
@@ -413,14 +414,20 @@ END
 $$;
 -- +goose StatementEnd
 
--- release, for any number of tenures, and for one where the quick way did not answer.
+-- Ends tenures, and hands each lease on to whoever waits for it. A row that an
+-- open guard holds is waited for, all in all no longer than patience nor than
+-- the lease has yet to run, and is then blocked: the tenure goes on, and the
+-- release may be repeated. What could be locked at once stays locked during
+-- such a wait: give a patience of 0 to free many, and a longer one to those
+-- that were blocked.
+--   SELECT * FROM pglock.release('{accounts/42}', '{17}');
 -- +goose StatementBegin
-CREATE FUNCTION pglock.release_many(names text[], tokens bigint[], patience interval)
+CREATE FUNCTION pglock.release(names text[], tokens bigint[], patience interval DEFAULT '5 s')
 RETURNS TABLE (name text, token bigint, state text, blockers integer[], since timestamptz)
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 DECLARE
-    give_up timestamptz := clock_timestamp() + release_many.patience;
+    give_up timestamptz := clock_timestamp() + release.patience;
     locked  text[];
     ending  bigint[];                                         -- the tokens of what is locked
     ends    timestamptz;                                      -- when the first of them expires
@@ -428,19 +435,19 @@ DECLARE
     busy    record;
     moment  timestamptz;
 BEGIN
-    PERFORM pglock.check_tenures('release', release_many.names, release_many.tokens);
+    PERFORM pglock.check_tenures('release', release.names, release.tokens);
     SELECT coalesce(array_agg(h.name), '{}'), coalesce(array_agg(h.token), '{}'), min(h.expires_at), coalesce(bool_and(h.awaited), true)
     INTO locked, ending, ends, awaited FROM (
         SELECT l.name, l.token, l.expires_at, EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name) AS awaited
         FROM pglock.leases l
-        WHERE l.name = ANY (release_many.names) AND l.token = ANY (release_many.tokens)
+        WHERE l.name = ANY (release.names) AND l.token = ANY (release.tokens)
           AND l.claim IS NOT NULL AND l.role = session_user
         ORDER BY l.name
         FOR UPDATE SKIP LOCKED) h;
-    IF cardinality(locked) < cardinality(release_many.names) AND give_up > clock_timestamp() THEN
+    IF cardinality(locked) < cardinality(release.names) AND give_up > clock_timestamp() THEN
         FOR busy IN
             SELECT l.name, l.token, l.expires_at FROM pglock.leases l
-            WHERE l.name = ANY (release_many.names) AND l.token = ANY (release_many.tokens)
+            WHERE l.name = ANY (release.names) AND l.token = ANY (release.tokens)
               AND l.claim IS NOT NULL AND l.role = session_user AND l.name <> ALL (locked)
             ORDER BY l.name
         LOOP
@@ -462,10 +469,10 @@ BEGIN
     IF cardinality(locked) > 0 THEN
         PERFORM pglock.vacate(locked, awaited);
     END IF;
-    IF cardinality(ending) = cardinality(release_many.tokens) THEN
+    IF cardinality(ending) = cardinality(release.tokens) THEN
         RETURN QUERY
         SELECT w.name, w.token, 'released', NULL::integer[], NULL::timestamptz
-        FROM unnest(release_many.names, release_many.tokens) AS w (name, token);
+        FROM unnest(release.names, release.tokens) AS w (name, token);
         RETURN;
     END IF;
     RETURN QUERY
@@ -474,54 +481,61 @@ BEGIN
                 WHEN f.state = 'busy' THEN 'blocked'
                 ELSE f.state END,
            b.pids, b.since
-    FROM pglock.fates(release_many.names, release_many.tokens, moment) f
+    FROM pglock.fates(release.names, release.tokens, moment) f
     LEFT JOIN LATERAL pglock.row_blockers(f.name) b ON f.state = 'busy' AND f.token <> ALL (ending);
 END
 $$;
 -- +goose StatementEnd
 
--- Ends tenures, and hands each lease on to whoever waits for it. A row that an
--- open guard holds is waited for, all in all no longer than patience nor than
--- the lease has yet to run, and is then blocked: the tenure goes on, and the
--- release may be repeated. What could be locked at once stays locked during
--- such a wait: give a patience of 0 to free many, and a longer one to those
--- that were blocked.
---   SELECT * FROM pglock.release('{accounts/42}', '{17}');
+-- release for one tenure, as the client calls it: quick where nothing is in its way.
 -- +goose StatementBegin
-CREATE FUNCTION pglock.release(names text[], tokens bigint[], patience interval DEFAULT '5 s')
-RETURNS TABLE (name text, token bigint, state text, blockers integer[], since timestamptz)
+CREATE FUNCTION pglock.release_one(
+    name text, token bigint, patience interval,
+    OUT state text, OUT blockers integer[], OUT since timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
-    quick   boolean := cardinality(release.names) = 1 AND cardinality(release.tokens) = 1
-        AND current_setting('transaction_isolation') = 'read committed';
-    awaited boolean;
+    head     pglock.waiters;
+    first    bigint;                                          -- ticket of those who wait
+    timeline text;                                            -- of the lease
+    told     boolean;
 BEGIN
-    IF quick THEN
-        SELECT l.name, l.token, CASE WHEN l.expires_at > clock_timestamp() THEN 'released' END,
-               EXISTS (SELECT FROM pglock.waiters w WHERE w.name = release.names[1])
-        INTO name, token, state, awaited
+    IF current_setting('transaction_isolation') = 'read committed' THEN
+        SELECT CASE WHEN l.expires_at > clock_timestamp() THEN 'released' END, l.timeline,
+               (SELECT min(w.ticket) FROM pglock.waiters w WHERE w.name = release_one.name)
+        INTO state, timeline, first
         FROM pglock.leases l
-        WHERE l.name = release.names[1] AND l.token = release.tokens[1] AND l.claim IS NOT NULL AND l.role = session_user
+        WHERE l.name = release_one.name AND l.token = release_one.token AND l.claim IS NOT NULL AND l.role = session_user
         FOR UPDATE SKIP LOCKED;
-        IF state IS NOT NULL THEN
-            -- As vacate does. Whether it is awaited was seen before it was locked: a hint.
-            IF (CASE WHEN awaited THEN pglock.hand_on(name) END) IS NOT TRUE THEN
-                UPDATE pglock.leases AS l
-                SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
-                WHERE l.name = release.names[1]
-                  AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = release.names[1]);
-                IF NOT FOUND THEN
-                    PERFORM pglock.vacate(release.names, true);
-                END IF;
-            END IF;
-            RETURN NEXT;
+    END IF;
+    IF state IS NULL THEN
+        SELECT r.state, r.blockers, r.since INTO state, blockers, since
+        FROM pglock.release(ARRAY[release_one.name], ARRAY[release_one.token], release_one.patience) r;
+        RETURN;
+    END IF;
+    -- Statements of their own, which see every ticket drawn before the row was locked.
+    -- The first was seen before that: it may be gone, but none can have come before it.
+    IF first IS NULL THEN
+        UPDATE pglock.leases AS l
+        SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
+        WHERE l.name = release_one.name AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = release_one.name);
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    ELSIF timeline = pglock.timeline() AND release_one.token <= coalesce(pg_sequence_last_value('pglock.leases_token_seq'), 0)
+          AND current_setting('synchronous_commit') <> 'off' THEN -- draw and the epoch have nothing to say
+        DELETE FROM pglock.waiters w WHERE w.name = release_one.name AND w.ticket = first RETURNING w.* INTO head;
+        IF head.expires_at > clock_timestamp() THEN
+            UPDATE pglock.leases AS l
+            SET token = nextval('pglock.leases_token_seq'), holder = head.holder, role = head.role, claim = head.claim,
+                acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata
+            WHERE l.name = release_one.name
+            RETURNING CASE WHEN current_setting('pglock.quiet', true) = 'on' THEN true
+                           ELSE pg_notify(head.channel, head.claim || ' ' || l.token) IS NOT NULL END INTO told;
             RETURN;
         END IF;
     END IF;
-    RETURN QUERY
-    SELECT m.name, m.token, m.state, m.blockers, m.since
-    FROM pglock.release_many(release.names, release.tokens, release.patience) m;
+    PERFORM pglock.vacate(ARRAY[release_one.name], true);
 END
 $$;
 -- +goose StatementEnd
@@ -592,7 +606,7 @@ BEGIN
               FROM unnest(exchange.ended, exchange.tokens) AS e (name, token) LEFT JOIN pglock.leases l ON l.name = e.name
               WHERE (l.name = ANY (ending) AND l.token = e.token AND l.claim IS NULL) IS NOT TRUE
               HAVING count(*) > 0) e,
-             LATERAL pglock.release_many(e.names, e.tokens, '0') r;
+             LATERAL pglock.release(e.names, e.tokens, '0') r;
     END IF;
     IF cardinality(locked) > 0 AND cardinality(exchange.wanted) > 0 THEN
         -- What draw does for each token, once for all.
@@ -619,7 +633,7 @@ BEGIN
         IF twice THEN
             RAISE EXCEPTION 'a lease name stands twice or is NULL in %', exchange.wanted USING ERRCODE = 'invalid_parameter_value';
         ELSIF missing IS NOT NULL THEN
-            PERFORM pglock.create_names(missing);             -- all of them in order, and acquire_many sees some at a time
+            PERFORM pglock.create_names(missing);             -- all of them in order, and acquire sees some at a time
         END IF;
         FOR alike IN
             SELECT w.ttl, w.metadata, array_agg(w.name) AS names
@@ -631,7 +645,7 @@ BEGIN
             RETURN QUERY
             SELECT a.name, a.token, CASE WHEN a.granted THEN 'granted' ELSE 'refused' END, NULL::integer[], NULL::timestamptz,
                    a.holder, a.remaining, a.expires_at
-            FROM pglock.acquire_many(alike.names, alike.ttl, exchange.claim, exchange.owner, alike.metadata, false) a;
+            FROM pglock.acquire(alike.names, alike.ttl, exchange.claim, exchange.owner, alike.metadata, false) a;
         END LOOP;
     END IF;
 END
@@ -703,16 +717,16 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock FROM PUBLIC;
 DROP FUNCTION pglock.guard(text, bigint);
 DROP FUNCTION pglock.check_snapshot(text, bigint, bigint);
 DROP FUNCTION pglock.exchange(text[], bigint[], text[], interval[], jsonb[], uuid, text);
+DROP FUNCTION pglock.release_one(text, bigint, interval);
 DROP FUNCTION pglock.release(text[], bigint[], interval);
-DROP FUNCTION pglock.release_many(text[], bigint[], interval);
 DROP FUNCTION pglock.vacate(text[], boolean);
 DROP FUNCTION pglock.row_blockers(text);
 DROP FUNCTION pglock.lock_within(text, bigint, interval);
 DROP FUNCTION pglock.renew(text[], bigint[]);
 DROP FUNCTION pglock.check_tenures(text, text[], bigint[]);
 DROP FUNCTION pglock.fates(text[], bigint[], timestamptz);
+DROP FUNCTION pglock.acquire_one(text, interval, uuid, text, jsonb);
 DROP FUNCTION pglock.acquire(text[], interval, uuid, text, jsonb, boolean);
-DROP FUNCTION pglock.acquire_many(text[], interval, uuid, text, jsonb, boolean);
 DROP FUNCTION pglock.check_request(text, interval, uuid, text, jsonb);
 DROP FUNCTION pglock.plain_ttl(interval, uuid, text, jsonb);
 DROP FUNCTION pglock.create_names(text[]);

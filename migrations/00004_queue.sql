@@ -35,7 +35,8 @@ BEGIN
             RETURNING w.*)
         UPDATE pglock.leases AS l
         SET token = pglock.draw(l.token), holder = head.holder, role = head.role, claim = head.claim,
-            acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata
+            acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata,
+            timeline = pglock.timeline()
         FROM head
         WHERE l.name = hand_on.name AND head.expires_at > clock_timestamp()
         -- A full NOTIFY queue would roll the grant back: the client repeats it without.
@@ -84,7 +85,7 @@ BEGIN
         IF NOT FOUND THEN
             SELECT a.granted, a.token, a.holder, a.remaining, a.expires_at
             INTO granted, token, holder, remaining, expires_at
-            FROM pglock.acquire(ARRAY[enqueue.name], enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata) a;
+            FROM pglock.acquire_one(enqueue.name, enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata) a;
             IF granted THEN
                 RETURN NEXT;
                 RETURN;

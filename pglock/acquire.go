@@ -142,7 +142,7 @@ func (c *Client) Acquire(ctx context.Context, name string, ttl time.Duration, op
 }
 
 const acquireSQL = `SELECT granted, token, holder, remaining, expires_at, NULL::bigint
-	FROM pglock.acquire(ARRAY[$1::text], $2::interval, $3::uuid, $4::text, $5::jsonb)`
+	FROM pglock.acquire_one($1::text, $2::interval, $3::uuid, $4::text, $5::jsonb)`
 
 // try is one attempt that draws no ticket.
 func (c *Client) try(ctx context.Context, r *request) (*Lease, error) {

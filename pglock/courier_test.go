@@ -47,7 +47,7 @@ func TestCourier_SharesStatements(t *testing.T) {
 				return l.Release(ctx)
 			}
 			sent := func() (n int) {
-				for _, verb := range []string{"acquire", "enqueue", "release", "exchange"} {
+				for _, verb := range []string{"acquire_one", "enqueue", "release_one", "exchange"} {
 					n += len(spy.heard("FROM pglock." + verb + "("))
 				}
 				return n
@@ -406,7 +406,7 @@ func TestCourier_OneName(t *testing.T) {
 		}
 	}
 	asked := 0
-	for _, sql := range []string{"pglock.exchange($1", "pglock.acquire(ARRAY[$1"} {
+	for _, sql := range []string{"pglock.exchange($1", "pglock.acquire_one($1"} {
 		for _, st := range spy.heard(sql) {
 			for _, name := range st.wanted() {
 				if strings.HasPrefix(name, "same/") {

@@ -50,7 +50,7 @@ func (c *oldClient) take(ctx context.Context, name string) (token int64, err err
 	var granted bool
 	var shown, ticket *int64
 	if rand.N(2) == 0 {
-		err = c.conn.QueryRow(ctx, "acquire", name, oldTTL, claim, "old", nil).Scan(&granted, &shown, nil, nil, nil)
+		err = c.conn.QueryRow(ctx, "acquire_one", name, oldTTL, claim, "old", nil).Scan(&granted, &shown, nil, nil, nil)
 		if err != nil || granted {
 			return deref(shown), err
 		}

@@ -59,6 +59,8 @@ func releaseAct(schema string) act {
 func TestQueue_Interleavings(t *testing.T) {
 	t.Parallel()
 	take := act{"take", `SELECT token FROM pglock.acquire(ARRAY[$1::text], '1 h') WHERE $2::uuid IS NOT NULL`}
+	takeOne := act{"take one", `SELECT token FROM pglock.acquire_one($1, '1 h', $2, NULL, NULL)`}
+	releaseOne := act{"release", `SELECT pglock.release_one($1, $2, '5 s')`}
 	refresh := act{"refresh", `SELECT pglock.refresh(ARRAY[$1::text], ARRAY[$2::uuid])`}
 	for _, tt := range []struct {
 		name    string
@@ -71,6 +73,10 @@ func TestQueue_Interleavings(t *testing.T) {
 		{"two waiters come", []act{releaseAct("pglock"), enqueueAct("pglock"), enqueueAct("pglock")}, false, ""},
 		{"two waiters come at expiry", []act{enqueueAct("pglock"), enqueueAct("pglock"), take}, true, ""},
 		{"a waiter and a try", []act{releaseAct("pglock"), enqueueAct("pglock"), take}, false, ""},
+		{"a waiter comes as one is released", []act{releaseOne, enqueueAct("pglock")}, false, ""},
+		{"a waiter comes at expiry as one is taken", []act{takeOne, enqueueAct("pglock")}, true, ""},
+		{"two waiters come as one is released", []act{releaseOne, enqueueAct("pglock"), enqueueAct("pglock")}, false, ""},
+		{"a waiter and a try of one", []act{releaseOne, enqueueAct("pglock"), takeOne}, false, ""},
 		{"a waiter and a refresh at expiry", []act{enqueueAct("pglock"), enqueueAct("pglock"), refresh}, true, ""},
 		{"mutant: a ticket without the row", []act{releaseAct("pglock"), enqueueAct("mutant")}, false, enqueueUnlocked},
 		{"mutant: tickets without the row", []act{releaseAct("pglock"), enqueueAct("mutant"), enqueueAct("mutant")}, false, enqueueUnlocked},

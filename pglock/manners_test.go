@@ -2,7 +2,6 @@ package pglock_test
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -16,12 +15,12 @@ import (
 // not depend on that. Of the other name, m, nothing is asked.
 var (
 	takings = map[string]string{
-		"acquire one":     `SELECT CASE WHEN granted THEN 'granted' ELSE 'refused' END, token FROM pglock.acquire('{n}', '1 h', $1)`,
+		"acquire one":     `SELECT CASE WHEN granted THEN 'granted' ELSE 'refused' END, token FROM pglock.acquire_one('n', '1 h', $1, NULL, NULL)`,
 		"acquire several": `SELECT CASE WHEN granted THEN 'granted' ELSE 'refused' END, token FROM pglock.acquire('{m,n}', '1 h', $1) WHERE name = 'n'`,
 		"exchange":        `SELECT state, token FROM pglock.exchange('{}', '{}', '{m,n}', '{1 h,1 h}', '{NULL,NULL}', $1) WHERE name = 'n'`,
 	}
 	freeings = map[string]string{
-		"release one":     `SELECT state FROM pglock.release('{n}', ARRAY[$1::bigint], '0')`,
+		"release one":     `SELECT state FROM pglock.release_one('n', $1::bigint, '0')`,
 		"release several": `SELECT state FROM pglock.release('{m,n}', ARRAY[-1, $1::bigint], '0') WHERE name = 'n'`,
 		"exchange":        `SELECT state FROM pglock.exchange('{m,n}', ARRAY[-1, $1::bigint], '{}', '{}', '{}') WHERE name = 'n'`,
 	}
@@ -33,6 +32,9 @@ const (
 	runOut = `UPDATE pglock.leases SET expires_at = clock_timestamp() WHERE name = 'n'`
 	frees  = `SELECT pglock.release('{n}', (SELECT array_agg(token) FROM pglock.leases WHERE name = 'n'))`
 	guards = `SELECT pglock.guard('n', (SELECT token FROM pglock.leases WHERE name = 'n'))`
+
+	// onAnotherTimeline is what the tables say after a promotion, until it is seen.
+	onAnotherTimeline = `UPDATE pglock.epoch SET timeline = 'FFFFFFFF'; UPDATE pglock.leases SET timeline = 'FFFFFFFF'`
 )
 
 // holderOf returns the end of the claim that has n, and - if nobody has.
@@ -73,7 +75,7 @@ func TestLease_EveryTaking(t *testing.T) {
 		{"a repeat", []string{strings.ReplaceAll(holds, "0001", "0003")}, "", "granted 3"},
 		{"a repeat that has expired", []string{strings.ReplaceAll(holds, "0001", "0003"), runOut}, "", "granted 3"},
 		{"the claim, by another role", []string{strings.ReplaceAll(holds, "0001", "0003"), `UPDATE pglock.leases SET role = 'another'`}, "", "refused 3"},
-		{"on another timeline", []string{holds, frees, `UPDATE pglock.epoch SET timeline = 'FFFFFFFF'`}, "", "granted 3"},
+		{"on another timeline", []string{holds, frees, onAnotherTimeline}, "", "granted 3"},
 		{"the sequence set back", []string{holds, frees, `UPDATE pglock.leases SET token = 100`}, "", "PW003 -"},
 	} {
 		for manner, sql := range takings {
@@ -105,21 +107,27 @@ func TestLease_EveryTaking(t *testing.T) {
 	}
 }
 
-// A grant is on disk when it is answered, whatever the session's
-// setting.
-func TestLease_EveryTakingIsDurable(t *testing.T) {
+// A grant is on disk when it is answered, whatever the session's setting; also
+// one to the head of the queue.
+func TestLease_EveryGrantIsDurable(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	for manner, sql := range takings {
-		exec(t, pool, `DELETE FROM pglock.leases`)
-		exec(t, pool, holds+`; `+frees)
-		tx := begin(t, pool)
-		exec(t, tx, `SET LOCAL synchronous_commit = off`)
-		exec(t, tx, sql, "00000000-0000-0000-0000-000000000003")
+	tx := newConn(t, pool)
+	durable := func(manner, sql string, arg any) {
+		exec(t, tx, `BEGIN; SET LOCAL synchronous_commit = off`)
+		exec(t, tx, sql, arg)
 		if got := one[string](t, tx, `SHOW synchronous_commit`); got != "local" {
 			t.Errorf("%s: synchronous_commit is %s when it commits", manner, got)
 		}
 		exec(t, tx, `ROLLBACK`)
+	}
+	exec(t, pool, holds+`; `+frees)
+	for manner, sql := range takings {
+		durable(manner, sql, "00000000-0000-0000-0000-000000000003")
+	}
+	exec(t, pool, holds+`; `+waits)
+	for manner, sql := range freeings {
+		durable(manner+", handing on", sql, one[int64](t, pool, `SELECT token FROM pglock.leases`))
 	}
 }
 
@@ -135,6 +143,10 @@ func TestLease_EveryFreeing(t *testing.T) {
 		{"held", []string{holds}, "", 0, "released -"},
 		{"waited for", []string{holds, waits}, "", 0, "released 2"},
 		{"waited for by one who is dead", []string{holds, waits, `UPDATE pglock.waiters SET expires_at = '-infinity'`}, "", 0, "released -"},
+		{"waited for by one who is dead, and another", []string{holds, waits, `UPDATE pglock.waiters SET expires_at = '-infinity'`, strings.ReplaceAll(waits, "0002", "0004")}, "", 0, "released 4"},
+		{"waited for by two", []string{holds, waits, strings.ReplaceAll(waits, "0002", "0004")}, "", 0, "released 2"},
+		{"waited for, on another timeline", []string{holds, waits, onAnotherTimeline}, "", 0, "released 2"},
+		{"waited for, the sequence set back", []string{holds, waits, `UPDATE pglock.leases SET token = 100`}, "", 0, "PW003 1"},
 		{"free", []string{holds, frees}, "", 0, "idle -"},
 		{"expired", []string{holds, runOut}, "", 0, "expired -"},
 		{"expired, and waited for", []string{holds, waits, runOut}, "", 0, "expired -"},
@@ -148,8 +160,16 @@ func TestLease_EveryFreeing(t *testing.T) {
 				t.Parallel()
 				pool := staged(t, tt.before, tt.open)
 				token := one[int64](t, pool, `SELECT token FROM pglock.leases WHERE name = 'n'`) + tt.other
-				if got := fmt.Sprint(one[string](t, pool, sql, token), " ", holderOf(t, pool)); got != tt.want {
-					t.Errorf("%s, want %s", got, tt.want)
+				var state string
+				err := pool.QueryRow(context.Background(), sql, token).Scan(&state)
+				if err != nil {
+					state = sqlState(err)
+				}
+				if got := state + " " + holderOf(t, pool); got != tt.want {
+					t.Errorf("%s (%v), want %s", got, err, tt.want)
+				}
+				if after := one[int64](t, pool, `SELECT max(token) FROM pglock.leases`); strings.Contains(tt.name, "timeline") && after < 1<<40 {
+					t.Errorf("%s token %d was granted", tt.name, after)
 				}
 			})
 		}

@@ -16,8 +16,8 @@ import (
 const releaseSQL = `SELECT token, state, blockers, since
 	FROM pglock.release($1::text[], $2::bigint[], $3::interval)`
 
-const releaseOneSQL = `SELECT token, state, blockers, since
-	FROM pglock.release(ARRAY[$1::text], ARRAY[$2::bigint], $3::interval)`
+const releaseOneSQL = `SELECT $2::bigint AS token, state, blockers, since
+	FROM pglock.release_one($1::text, $2::bigint, $3::interval)`
 
 const (
 	// patience is how long a release waits for an open guard.

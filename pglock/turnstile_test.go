@@ -26,7 +26,7 @@ type turnstile struct {
 	open chan struct{} // closed: it is open
 }
 
-var turned = regexp.MustCompile(`FROM pglock\.(acquire|release|exchange)\(`)
+var turned = regexp.MustCompile(`FROM pglock\.(acquire_one|release_one|exchange)\(`)
 
 // turnstiled returns a client whose statements go through a turnstile that is
 // open.
@@ -130,7 +130,7 @@ func (st *statement) released() []string {
 	case []string:
 		return names
 	case string:
-		if strings.Contains(st.sql, "pglock.release(") {
+		if strings.Contains(st.sql, "pglock.release_one(") {
 			return []string{names}
 		}
 	}
@@ -142,7 +142,7 @@ func (st *statement) wanted() []string {
 	switch {
 	case strings.Contains(st.sql, "pglock.exchange("):
 		return st.args[2].([]string)
-	case strings.Contains(st.sql, "pglock.acquire("):
+	case strings.Contains(st.sql, "pglock.acquire_one("):
 		return []string{st.args[0].(string)}
 	}
 	return nil

@@ -8,9 +8,9 @@ SELECT pg_is_in_recovery(), pglock.schema_version();
 -- check_epoch() = void
 SELECT pglock.check_epoch();
 
--- acquire(text, interval, uuid, text, jsonb) = granted boolean, token bigint, holder text, remaining interval, expires_at timestamp with time zone
+-- acquire_one(text, interval, uuid, text, jsonb) = granted boolean, token bigint, holder text, remaining interval, expires_at timestamp with time zone
 SELECT granted, token, holder, remaining, expires_at
-FROM pglock.acquire(ARRAY[$1::text], $2::interval, $3::uuid, $4::text, $5::jsonb);
+FROM pglock.acquire_one($1::text, $2::interval, $3::uuid, $4::text, $5::jsonb);
 
 -- acquire_by_hand() = name text, granted boolean, token bigint, holder text, remaining interval, expires_at timestamp with time zone
 SELECT * FROM pglock.acquire('{by hand}', '30 s');
@@ -37,6 +37,9 @@ SELECT * FROM pglock.renew('{by hand}', '{17}');
 
 -- release(text[], bigint[], interval) = token bigint, state text, blockers integer[], since timestamp with time zone
 SELECT token, state, blockers, since FROM pglock.release($1::text[], $2::bigint[], $3::interval);
+
+-- release_one(text, bigint, interval) = token bigint, state text, blockers integer[], since timestamp with time zone
+SELECT $2::bigint AS token, state, blockers, since FROM pglock.release_one($1::text, $2::bigint, $3::interval);
 
 -- release_by_hand() = name text, token bigint, state text, blockers integer[], since timestamp with time zone
 SELECT * FROM pglock.release('{by hand}', '{17}');
