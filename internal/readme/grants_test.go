@@ -56,7 +56,7 @@ func TestGrants(t *testing.T) {
 		return
 	}
 	for _, needed := range []string{
-		"schema_version", "check_epoch", "acquire", "enqueue", "refresh", "cancel", "renew", "release",
+		"schema_version", "check_epoch", "acquire", "acquire_one", "enqueue", "refresh", "cancel", "renew", "release_one",
 		"guard", "present", "fence", "list_leases", "list_waiters",
 	} {
 		t.Run("without "+needed, func(t *testing.T) {
@@ -156,5 +156,11 @@ func live(t *testing.T, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	return lease.Release(ctx)
+	if err := lease.Release(ctx); err != nil {
+		return err
+	}
+	if _, err := client.TryAcquireAll(ctx, []string{"accounts/1", "accounts/2"}, time.Hour); err != nil {
+		return err
+	}
+	return client.Close(ctx)
 }
