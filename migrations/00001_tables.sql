@@ -13,9 +13,10 @@
 -- transaction holds locked, because a number drawn before that can be lower
 -- than one granted meanwhile.
 --
--- timeline is the server's when a grant of this name last looked whether the epoch
--- is that timeline's. Where they are the same still, so is the epoch, and a grant
--- need not read it: no timeline comes back in the history that this row is in.
+-- timeline was the server's at a grant of this name that found the epoch to be that
+-- timeline's. Where it is the server's still, the epoch is too, and a grant need not
+-- read it: no timeline comes back in the history that this row is in. Not every grant
+-- notes it: one that finds an older one here reads the epoch.
 --
 -- No index stands on a column that changes and half of each page stays free,
 -- so that every take, renewal and release is a heap-only update.

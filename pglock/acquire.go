@@ -192,6 +192,11 @@ func (s *bidScan) bid() bid {
 		expires:   time.Time(s.expires), ticket: int64(s.ticket)}
 }
 
+// tryOne asks for a request's lease, with its claim or a load's.
+func (c *Client) tryOne(ctx context.Context, r *request, claim string) (bid, error) {
+	return c.ask(ctx, acquireSQL, r.name, r.ttl, claim, r.owner, r.encoded)
+}
+
 // ask sends an attempt, again when its answer was lost.
 func (c *Client) ask(ctx context.Context, sql string, args ...any) (a bid, err error) {
 	_, err = repeat(ctx, func() error {

@@ -77,7 +77,7 @@ func (c *courier) try(ctx context.Context, r *request) (a bid, disowned bool, er
 		c.setOut()
 	}
 	defer c.back()
-	a, err = c.client.ask(ctx, acquireSQL, r.name, r.ttl, r.claim, r.owner, r.encoded)
+	a, err = c.client.tryOne(ctx, r, r.claim)
 	return a, false, err
 }
 

@@ -70,7 +70,7 @@ func (c *courier) fill() *load {
 func (c *courier) deliverOne(l *load, e *errand) {
 	defer close(e.done)
 	if r := e.request; r != nil {
-		e.bid, e.err = c.client.ask(l.ctx, acquireSQL, r.name, r.ttl, l.claim, r.owner, r.encoded)
+		e.bid, e.err = c.client.tryOne(l.ctx, r, l.claim)
 		return
 	}
 	e.answer, e.repeated, e.err = c.client.releaseOne(l.ctx, e.lease, turn)

@@ -114,7 +114,7 @@ func (c *Client) standInLine(ctx context.Context, r *request) (*Lease, *HeldErro
 		if c.calls.replicated.Load() {
 			// Whoever handed the lease on may have given up waiting for the standby.
 			// A repeat of the claim writes, and waits for all that was written before.
-			if a, err = c.ask(ctx, acquireSQL, r.name, r.ttl, r.claim, r.owner, r.encoded); err != nil || !a.granted {
+			if a, err = c.tryOne(ctx, r, r.claim); err != nil || !a.granted {
 				c.takeBack(r)
 				return nil, nil, c.ended(ctx, err)
 			}

@@ -182,61 +182,49 @@ func TestLease_L28_GivingUpLeavesNothing(t *testing.T) {
 func BenchmarkHandoff(b *testing.B) {
 	const waiters, tenure = 16, 2 * time.Millisecond
 	pool := pgtest.Pool(b)
-	var before, after time.Duration
-	b.Run("advisory", func(b *testing.B) {
+	ctx := context.Background()
+	// pass has each waiter take, hold and free it until it has changed hands b.N times.
+	pass := func(b *testing.B, waiter func() (take, free func() error)) (p50 time.Duration) {
 		g := newGaps(b.N)
 		var wg sync.WaitGroup
 		for range waiters {
-			conn := newConn(b, pool)
+			take, free := waiter()
 			wg.Go(func() {
-				for {
-					if _, err := conn.Exec(context.Background(), `SELECT pg_advisory_lock(1)`); err != nil {
+				for more := true; more; {
+					if err := take(); err != nil {
 						b.Error(err)
 						return
 					}
-					more := g.granted()
+					more = g.granted()
 					time.Sleep(tenure)
 					g.released()
-					if _, err := conn.Exec(context.Background(), `SELECT pg_advisory_unlock(1)`); err != nil {
+					if err := free(); err != nil {
 						b.Error(err)
-						return
-					}
-					if !more {
 						return
 					}
 				}
 			})
 		}
 		wg.Wait()
-		before = g.report(b)
+		return g.report(b)
+	}
+	var before time.Duration
+	b.Run("advisory", func(b *testing.B) {
+		before = pass(b, func() (take, free func() error) {
+			conn := newConn(b, pool)
+			send := func(sql string) func() error {
+				return func() error { _, err := conn.Exec(ctx, sql); return err }
+			}
+			return send(`SELECT pg_advisory_lock(1)`), send(`SELECT pg_advisory_unlock(1)`)
+		})
 	})
 	b.Run("lease", func(b *testing.B) {
-		g := newGaps(b.N)
-		var wg sync.WaitGroup
-		for range waiters {
+		after := pass(b, func() (take, free func() error) {
 			c := newClient(b, pool)
-			wg.Go(func() {
-				for {
-					l, err := c.Acquire(context.Background(), "handoff", time.Minute)
-					if err != nil {
-						b.Error(err)
-						return
-					}
-					more := g.granted()
-					time.Sleep(tenure)
-					g.released()
-					if err := l.Release(context.Background()); err != nil {
-						b.Error(err)
-						return
-					}
-					if !more {
-						return
-					}
-				}
-			})
-		}
-		wg.Wait()
-		after = g.report(b)
+			var l *pglock.Lease
+			take = func() (err error) { l, err = c.Acquire(ctx, "handoff", time.Minute); return err }
+			return take, func() error { return l.Release(ctx) }
+		})
 		if before > 0 {
 			b.ReportMetric(float64(after)/float64(before), "p50/advisory")
 		}
