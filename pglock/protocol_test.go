@@ -129,7 +129,8 @@ func TestLease_R09_ARepeatWritesBesideOthers(t *testing.T) {
 }
 
 // A new epoch that is begun by hand while tokens are drawn repeats none, also
-// where the clock is behind the sequence. The control moves the sequence by one.
+// where the clock is behind the sequence. The control moves the sequence by one from
+// where it was before others drew.
 func TestLease_L1_ANewEpochWhileTokensAreDrawn(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -162,11 +163,14 @@ func TestLease_L1_ANewEpochWhileTokensAreDrawn(t *testing.T) {
 	if repeats(`SELECT pglock.new_epoch()`, 50) {
 		t.Error("tokens were drawn twice")
 	}
-	const byOne = `SELECT setval('pglock.leases_token_seq', (SELECT last_value FROM pglock.leases_token_seq) + 1)`
-	for attempt := 1; !repeats(byOne, 200); attempt++ {
-		if attempt == 10 {
-			t.Fatal("the control never drew a token twice")
-		}
+	// The second of two turns waits for what is drawn after the first.
+	const byOne = `DO $$ DECLARE before bigint := (SELECT last_value FROM pglock.leases_token_seq);
+		BEGIN
+			WHILE (SELECT last_value < before + 2 FROM pglock.leases_token_seq) LOOP END LOOP;
+			PERFORM setval('pglock.leases_token_seq', before + 1);
+		END $$`
+	if !repeats(byOne, 2) {
+		t.Fatal("the control never drew a token twice")
 	}
 }
 
