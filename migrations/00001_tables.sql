@@ -18,6 +18,11 @@
 -- read it: no timeline comes back in the history that this row is in. Not every grant
 -- notes it: one that finds an older one here reads the epoch.
 --
+-- awaited is set by whoever draws a ticket for the lease, who has its row locked, and
+-- cleared by whoever has it locked and then sees that there is none. So false says
+-- that nobody waits, to a statement that reads it as it locks the row, and most calls
+-- need not look for tickets in a second one. True says no more than look.
+--
 -- No index stands on a column that changes and half of each page stays free,
 -- so that every take, renewal and release is a heap-only update.
 CREATE TABLE pglock.leases (
@@ -30,7 +35,8 @@ CREATE TABLE pglock.leases (
     expires_at  timestamptz NOT NULL DEFAULT '-infinity',
     ttl         interval,                                    -- as granted; a renewal grants it again
     metadata    jsonb,
-    timeline    text
+    timeline    text,
+    awaited     boolean NOT NULL DEFAULT false
 ) WITH (
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0.05,

@@ -16,6 +16,12 @@
 -- few because each costs as much as the work that it does; one name, which is what
 -- most calls are about, has functions of its own, at a third of what the arrays cost.
 --
+-- Where leases.awaited says that nobody waits, one statement locks a row and writes it,
+-- which it finds again by its ctid: no second look in the index, and a plan that hangs
+-- on no statistics, as a join would. A row that was written between the statement's
+-- snapshot and its lock has another ctid then, and is left to the functions that leave
+-- nothing out.
+--
 -- States in the answers:
 --   held      the tenure goes on
 --   released  this call ended it
@@ -74,7 +80,7 @@ AS $$
         AND (owner IS NULL OR octet_length(owner) <= 1024)
         AND (metadata IS NULL OR octet_length(metadata::text) <= 8192)
         AND current_setting('transaction_isolation') = 'read committed'
-        THEN extract(epoch FROM ttl) * interval '1 s' END
+        THEN date_part('epoch', ttl) * interval '1 s' END
 $$;
 -- +goose StatementEnd
 
@@ -99,7 +105,7 @@ BEGIN
         RAISE EXCEPTION 'claim is NULL'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out, or give each acquire a uuid of its own.';
     END IF;
-    RETURN extract(epoch FROM ttl) * interval '1 s';
+    RETURN date_part('epoch', ttl) * interval '1 s';
 END
 $$;
 -- +goose StatementEnd
@@ -161,7 +167,7 @@ BEGIN
                 UPDATE pglock.leases AS l
                 SET token = pglock.draw(l.token), holder = acquire.owner, role = session_user,
                     claim = acquire.claim, acquired_at = moment, expires_at = moment + acquire.ttl,
-                    ttl = acquire.ttl, metadata = acquire.metadata, timeline = pglock.timeline()
+                    ttl = acquire.ttl, metadata = acquire.metadata, timeline = pglock.timeline(), awaited = false
                 WHERE l.name = ANY (free)
                   AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
                   AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e WHERE e.singleton)
@@ -211,48 +217,48 @@ END
 $$;
 -- +goose StatementEnd
 
+-- An answer of acquire about one name. PostgreSQL works out the columns of a function
+-- that names them itself, or of one with OUT parameters, anew at each call.
+CREATE TYPE pglock.bid AS (granted boolean, token bigint, holder text, remaining interval, expires_at timestamptz);
+
 -- acquire for one name, as the client calls it: quick where the answer is simple.
 -- +goose StatementBegin
-CREATE FUNCTION pglock.acquire_one(
-    name text, ttl interval, claim uuid, owner text, metadata jsonb,
-    OUT granted boolean, OUT token bigint, OUT holder text, OUT remaining interval, OUT expires_at timestamptz)
+CREATE FUNCTION pglock.acquire_one(name text, ttl interval, claim uuid, owner text, metadata jsonb) RETURNS pglock.bid
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
     quick interval := CASE WHEN current_setting('synchronous_commit') <> 'off'
         THEN pglock.plain_ttl(acquire_one.ttl, acquire_one.claim, acquire_one.owner, acquire_one.metadata) END;
+    bid   pglock.bid;
 BEGIN
     IF quick IS NOT NULL THEN
-        PERFORM FROM pglock.leases l
-        WHERE l.name = acquire_one.name AND l.expires_at <= clock_timestamp()
-        FOR UPDATE SKIP LOCKED;
+        -- The row is locked before the rest of the statement looks at it. One that was
+        -- written meanwhile, or that draw would refuse, or whose epoch has to be looked
+        -- at, or that somebody may be waiting for: of these acquire has the last word.
+        UPDATE pglock.leases AS l
+        SET token = nextval('pglock.leases_token_seq'), holder = acquire_one.owner, role = session_user,
+            claim = acquire_one.claim, acquired_at = clock_timestamp(), expires_at = clock_timestamp() + quick,
+            ttl = quick, metadata = acquire_one.metadata
+        WHERE l.ctid = (
+            SELECT f.ctid FROM pglock.leases f
+            WHERE f.name = acquire_one.name AND f.expires_at <= clock_timestamp() AND NOT f.awaited
+              AND f.timeline = pglock.timeline()
+              AND f.token <= coalesce(pg_sequence_last_value('pglock.leases_token_seq'), 0)
+            FOR UPDATE SKIP LOCKED)
+        RETURNING true, l.token, l.holder, l.ttl, l.expires_at INTO bid;
         IF FOUND THEN
-            -- A statement of its own: it sees every ticket drawn before the row was locked.
-            -- Where draw would refuse the token, or the epoch has to be looked at, it finds
-            -- no row, and acquire has the last word.
-            UPDATE pglock.leases AS l
-            SET token = nextval('pglock.leases_token_seq'), holder = acquire_one.owner, role = session_user,
-                claim = acquire_one.claim, acquired_at = clock_timestamp(), expires_at = clock_timestamp() + quick,
-                ttl = quick, metadata = acquire_one.metadata
-            WHERE l.name = acquire_one.name
-              AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = acquire_one.name)
-              AND l.timeline = pglock.timeline()
-              AND l.token <= coalesce(pg_sequence_last_value('pglock.leases_token_seq'), 0)
-            RETURNING true, l.token, l.holder, l.ttl, l.expires_at
-            INTO granted, token, holder, remaining, expires_at;
-        ELSE
-            SELECT false, l.token, l.holder, l.expires_at - clock_timestamp(), l.expires_at
-            INTO granted, token, holder, remaining, expires_at
-            FROM pglock.leases l
-            WHERE l.name = acquire_one.name AND l.expires_at > clock_timestamp() AND l.claim <> acquire_one.claim;
+            RETURN bid;
         END IF;
+        SELECT false, l.token, l.holder, l.expires_at - clock_timestamp(), l.expires_at INTO bid
+        FROM pglock.leases l
+        WHERE l.name = acquire_one.name AND l.expires_at > clock_timestamp() AND l.claim <> acquire_one.claim;
         IF FOUND THEN
-            RETURN;
+            RETURN bid;
         END IF;
     END IF;
-    SELECT a.granted, a.token, a.holder, a.remaining, a.expires_at
-    INTO granted, token, holder, remaining, expires_at
+    SELECT a.granted, a.token, a.holder, a.remaining, a.expires_at INTO bid
     FROM pglock.acquire(ARRAY[acquire_one.name], acquire_one.ttl, acquire_one.claim, acquire_one.owner, acquire_one.metadata) a;
+    RETURN bid;
 END
 $$;
 -- +goose StatementEnd
@@ -392,7 +398,8 @@ BEGIN
         IF NOT awaited THEN
             WITH ended AS (
                 UPDATE pglock.leases AS l
-                SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
+                SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL,
+                    awaited = false
                 WHERE l.name = ANY (names) AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
                 RETURNING l.name)
             SELECT coalesce(array_agg(e.name), '{}') INTO freed FROM ended e;
@@ -487,43 +494,54 @@ END
 $$;
 -- +goose StatementEnd
 
+-- An answer of release about one tenure.
+CREATE TYPE pglock.ending AS (state text, blockers integer[], since timestamptz);
+
 -- release for one tenure, as the client calls it: quick where nothing is in its way.
+-- awaited is a guess that spares a statement: does somebody wait?
 -- +goose StatementBegin
-CREATE FUNCTION pglock.release_one(
-    name text, token bigint, patience interval,
-    OUT state text, OUT blockers integer[], OUT since timestamptz)
+CREATE FUNCTION pglock.release_one(name text, token bigint, patience interval, awaited boolean DEFAULT false) RETURNS pglock.ending
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
+    ending   pglock.ending;
     head     pglock.waiters;
     first    bigint;                                          -- ticket of those who wait
     timeline text;                                            -- of the lease
     told     boolean;
 BEGIN
+    IF NOT release_one.awaited THEN
+        UPDATE pglock.leases AS l
+        SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
+        WHERE l.ctid = (
+            SELECT f.ctid FROM pglock.leases f
+            WHERE f.name = release_one.name AND f.token = release_one.token AND f.claim IS NOT NULL AND f.role = session_user
+              AND f.expires_at > clock_timestamp() AND NOT f.awaited
+              AND current_setting('transaction_isolation') = 'read committed'
+            FOR UPDATE SKIP LOCKED);
+        IF FOUND THEN
+            ending.state := 'released';
+            RETURN ending;
+        END IF;
+    END IF;
     IF current_setting('transaction_isolation') = 'read committed' THEN
         SELECT CASE WHEN l.expires_at > clock_timestamp() THEN 'released' END, l.timeline,
                (SELECT min(w.ticket) FROM pglock.waiters w WHERE w.name = release_one.name)
-        INTO state, timeline, first
+        INTO ending.state, timeline, first
         FROM pglock.leases l
         WHERE l.name = release_one.name AND l.token = release_one.token AND l.claim IS NOT NULL AND l.role = session_user
         FOR UPDATE SKIP LOCKED;
     END IF;
-    IF state IS NULL THEN
-        SELECT r.state, r.blockers, r.since INTO state, blockers, since
+    IF ending.state IS NULL THEN
+        SELECT r.state, r.blockers, r.since INTO ending
         FROM pglock.release(ARRAY[release_one.name], ARRAY[release_one.token], release_one.patience) r;
-        RETURN;
+        RETURN ending;
     END IF;
     -- Statements of their own, which see every ticket drawn before the row was locked.
     -- The first was seen before that: it may be gone, but none can have come before it.
-    IF first IS NULL THEN
-        UPDATE pglock.leases AS l
-        SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
-        WHERE l.name = release_one.name AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = release_one.name);
-        IF FOUND THEN
-            RETURN;
-        END IF;
-    ELSIF timeline = pglock.timeline() AND release_one.token <= coalesce(pg_sequence_last_value('pglock.leases_token_seq'), 0)
-          AND current_setting('synchronous_commit') <> 'off' THEN -- draw and the epoch have nothing to say
+    IF first IS NOT NULL AND timeline = pglock.timeline()
+       AND release_one.token <= coalesce(pg_sequence_last_value('pglock.leases_token_seq'), 0)
+       AND current_setting('synchronous_commit') <> 'off' THEN -- draw and the epoch have nothing to say
         DELETE FROM pglock.waiters w WHERE w.name = release_one.name AND w.ticket = first RETURNING w.* INTO head;
         IF head.expires_at > clock_timestamp() THEN
             UPDATE pglock.leases AS l
@@ -532,20 +550,23 @@ BEGIN
             WHERE l.name = release_one.name
             RETURNING CASE WHEN current_setting('pglock.quiet', true) = 'on' THEN true
                            ELSE pg_notify(head.channel, head.claim || ' ' || l.token) IS NOT NULL END INTO told;
-            RETURN;
+            RETURN ending;
         END IF;
     END IF;
-    PERFORM pglock.vacate(ARRAY[release_one.name], true);
+    PERFORM pglock.vacate(ARRAY[release_one.name], first IS NOT NULL);
+    RETURN ending;
 END
 $$;
 -- +goose StatementEnd
 
 -- What many calls of release and of acquire would do, in one transaction: first
 -- ends tenures, as release does with a patience of 0, then takes leases for one
--- owner, each with a TTL and metadata of its own. A lease that it frees it can
--- take in the same call, unless somebody waits for that. It answers a row for
--- each token, with a state of release, and one for each name wanted: granted, or
--- refused. They share the claim, which a repeat gives again.
+-- owner, each with a TTL and metadata of its own, or all with the same where those
+-- arrays have one element. A lease that it frees it can take in the same call, unless
+-- somebody waits for that. It answers a row for each name wanted, granted or refused,
+-- and one for each token that was not simply released, with a state of release: a
+-- token without a row was released. The wanted share the claim, which a repeat gives
+-- again.
 --   SELECT * FROM pglock.exchange('{accounts/42}', '{17}', '{accounts/43}', '{30 s}', '{null}');
 -- +goose StatementBegin
 CREATE FUNCTION pglock.exchange(
@@ -561,72 +582,77 @@ CREATE FUNCTION pglock.exchange(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 DECLARE
-    begun   timestamptz := clock_timestamp();
-    locked  text[];
-    ending  text[];                                           -- of the locked ones: whose tenures go on
-    highest bigint;                                           -- of their tokens
-    freed   integer := 0;
+    before  bigint := coalesce(pg_sequence_last_value('pglock.leases_token_seq'), 0);
+    caller  name := session_user;
+    size    integer := cardinality(exchange.wanted);
+    alike   boolean := size > 0 AND cardinality(exchange.ttls) = 1 AND cardinality(exchange.metadatas) = 1;
+    common  interval := CASE WHEN (alike OR size = 0 AND cardinality(exchange.ttls) = 0 AND cardinality(exchange.metadatas) = 0)
+        AND cardinality(exchange.ended) = cardinality(exchange.tokens) AND current_setting('synchronous_commit') <> 'off'
+        THEN pglock.plain_ttl(CASE WHEN size = 0 THEN '1 s' ELSE exchange.ttls[1] END, exchange.claim, exchange.owner, exchange.metadatas[1]) END;
+    own     interval[];                                       -- the TTL of each name, where they have not all the same
+    freed   bigint[];                                         -- tokens
     taken   integer := 0;
     twice   boolean;
     missing text[];
-    alike   record;                                           -- of the names left: those with the same TTL and metadata
+    rest    record;                                           -- of the names wanted: those with the same TTL and metadata
 BEGIN
-    IF cardinality(exchange.wanted) <> cardinality(exchange.ttls) OR cardinality(exchange.wanted) <> cardinality(exchange.metadatas) THEN
-        RAISE EXCEPTION '% names beside % TTLs and % metadata',
-            cardinality(exchange.wanted), cardinality(exchange.ttls), cardinality(exchange.metadatas)
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each name its TTL and its metadata, NULL for none.';
-    END IF;
-    IF (cardinality(exchange.ended) = cardinality(exchange.tokens)
-        AND pglock.plain_ttl('1 s', exchange.claim, exchange.owner, NULL) IS NOT NULL) IS NOT TRUE THEN
+    IF common IS NULL THEN
+        IF (alike OR size = cardinality(exchange.ttls) AND size = cardinality(exchange.metadatas)) IS NOT TRUE THEN
+            RAISE EXCEPTION '% names beside % TTLs and % metadata', size, cardinality(exchange.ttls), cardinality(exchange.metadatas)
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each name its TTL and its metadata, NULL for none, or one of both for all.';
+        END IF;
         PERFORM pglock.check_tenures('exchange', exchange.ended, exchange.tokens);
         PERFORM pglock.check_request('exchange', '1 s', exchange.claim, exchange.owner, NULL);
-    END IF;
-    -- Three statements, for what is as simple as most calls are; the rest goes
-    -- through the functions that leave nothing out.
-    SELECT coalesce(array_agg(f.name), '{}'), coalesce(array_agg(f.name) FILTER (WHERE f.held), '{}'), max(f.token)
-    INTO locked, ending, highest FROM (
-        SELECT l.name, l.token, l.expires_at > clock_timestamp() AS held FROM pglock.leases l
-        WHERE l.name = ANY (exchange.ended || exchange.wanted)
-          AND (l.expires_at <= clock_timestamp()
-               OR l.token = ANY (exchange.tokens) AND l.claim IS NOT NULL AND l.role = session_user)
-        ORDER BY l.name
-        FOR UPDATE SKIP LOCKED) f;
-    IF cardinality(ending) > 0 THEN
-        RETURN QUERY
-        UPDATE pglock.leases AS l
-        SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
-        WHERE l.name = ANY (ending) AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = l.name)
-        RETURNING l.name, l.token, 'released', NULL::integer[], NULL::timestamptz, NULL::text, NULL::interval, NULL::timestamptz;
-        GET DIAGNOSTICS freed = ROW_COUNT;
-    END IF;
-    IF freed < cardinality(exchange.ended) THEN
-        RETURN QUERY
-        SELECT r.name, r.token, r.state, r.blockers, r.since, NULL::text, NULL::interval, NULL::timestamptz
-        FROM (SELECT array_agg(e.name) AS names, array_agg(e.token) AS tokens
-              FROM unnest(exchange.ended, exchange.tokens) AS e (name, token) LEFT JOIN pglock.leases l ON l.name = e.name
-              WHERE (l.name = ANY (ending) AND l.token = e.token AND l.claim IS NULL) IS NOT TRUE
-              HAVING count(*) > 0) e,
-             LATERAL pglock.release(e.names, e.tokens, '0') r;
-    END IF;
-    IF cardinality(locked) > 0 AND cardinality(exchange.wanted) > 0 THEN
-        -- What draw does for each token, once for all.
-        IF highest > coalesce(pg_sequence_last_value('pglock.leases_token_seq'), 0) OR current_setting('synchronous_commit') = 'off' THEN
-            PERFORM pglock.draw(highest);
+        own := ARRAY(
+            SELECT pglock.check_request('exchange', w.ttl, exchange.claim, exchange.owner, w.metadata)
+            FROM unnest(exchange.ttls, exchange.metadatas) AS w (ttl, metadata));
+        IF alike THEN
+            common := own[1];
         END IF;
+        PERFORM pglock.insist_on_commit();
+    END IF;
+    -- One statement each, for what is as simple as most calls are, as in release_one and
+    -- acquire_one; the rest goes through the functions that leave nothing out.
+    IF cardinality(exchange.ended) > 0 THEN
+        WITH done AS (
+            UPDATE pglock.leases AS l
+            SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL
+            WHERE l.ctid = ANY (ARRAY(
+                SELECT f.ctid FROM pglock.leases f
+                WHERE f.name = ANY (exchange.ended) AND f.token = ANY (exchange.tokens) AND f.claim IS NOT NULL AND f.role = caller
+                  AND f.expires_at > clock_timestamp() AND NOT f.awaited
+                ORDER BY f.name
+                FOR UPDATE SKIP LOCKED))
+            RETURNING l.token)
+        SELECT coalesce(array_agg(d.token), '{}') INTO freed FROM done d;
+        IF cardinality(freed) < cardinality(exchange.ended) THEN
+            RETURN QUERY
+            SELECT r.name, r.token, r.state, r.blockers, r.since, NULL::text, NULL::interval, NULL::timestamptz
+            FROM (SELECT array_agg(e.name) AS names, array_agg(e.token) AS tokens
+                  FROM unnest(exchange.ended, exchange.tokens) AS e (name, token)
+                  WHERE e.token <> ALL (freed)
+                  HAVING count(*) > 0) e,
+                 LATERAL pglock.release(e.names, e.tokens, '0') r;
+        END IF;
+    END IF;
+    IF size > 0 THEN
         RETURN QUERY
         UPDATE pglock.leases AS l
-        SET token = nextval('pglock.leases_token_seq'), holder = exchange.owner, role = session_user, claim = exchange.claim,
-            acquired_at = clock_timestamp(), expires_at = clock_timestamp() + w.ttl, ttl = w.ttl, metadata = w.metadata
-        FROM (SELECT n.name, pglock.plain_ttl(n.ttl, exchange.claim, exchange.owner, n.metadata) AS ttl, n.metadata
-              FROM unnest(exchange.wanted, exchange.ttls, exchange.metadatas) AS n (name, ttl, metadata)
-              WHERE n.name = ANY (locked) OFFSET 0) AS w      -- worked out once for each row
-        WHERE l.name = w.name AND w.ttl IS NOT NULL AND l.expires_at <= clock_timestamp()
-          AND NOT EXISTS (SELECT FROM pglock.waiters q WHERE q.name = l.name)
-          AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e WHERE e.singleton)
+        SET token = nextval('pglock.leases_token_seq'), holder = exchange.owner, role = caller, claim = exchange.claim,
+            acquired_at = clock_timestamp(),
+            expires_at = clock_timestamp() + coalesce(common, own[array_position(exchange.wanted, l.name)]),
+            ttl = coalesce(common, own[array_position(exchange.wanted, l.name)]),
+            metadata = exchange.metadatas[CASE WHEN alike THEN 1 ELSE array_position(exchange.wanted, l.name) END]
+        WHERE l.ctid = ANY (ARRAY(
+            SELECT f.ctid FROM pglock.leases f
+            WHERE f.name = ANY (exchange.wanted) AND f.expires_at <= clock_timestamp() AND NOT f.awaited
+              AND f.timeline = (SELECT pglock.timeline()) AND f.token <= before
+            ORDER BY f.name
+            FOR UPDATE SKIP LOCKED))
         RETURNING l.name, l.token, 'granted', NULL::integer[], NULL::timestamptz, l.holder, l.ttl, l.expires_at;
         GET DIAGNOSTICS taken = ROW_COUNT;
     END IF;
-    IF taken < cardinality(exchange.wanted) THEN
+    IF taken < size THEN
         SELECT array_agg(w.name) FILTER (WHERE l.name IS NULL), count(DISTINCT w.name) < count(*)
         INTO missing, twice
         FROM unnest(exchange.wanted) AS w (name) LEFT JOIN pglock.leases l ON l.name = w.name;
@@ -635,17 +661,21 @@ BEGIN
         ELSIF missing IS NOT NULL THEN
             PERFORM pglock.create_names(missing);             -- all of them in order, and acquire sees some at a time
         END IF;
-        FOR alike IN
+        IF alike THEN
+            ttls := array_fill(ttls[1], ARRAY[size]);
+            metadatas := array_fill(metadatas[1], ARRAY[size]);
+        END IF;
+        FOR rest IN
             SELECT w.ttl, w.metadata, array_agg(w.name) AS names
             FROM unnest(exchange.wanted, exchange.ttls, exchange.metadatas) AS w (name, ttl, metadata)
             LEFT JOIN pglock.leases l ON l.name = w.name
-            WHERE (l.name = ANY (locked) AND l.claim = exchange.claim AND l.acquired_at >= begun) IS NOT TRUE
+            WHERE (l.token > before AND l.claim = exchange.claim) IS NOT TRUE -- was not granted above
             GROUP BY w.ttl, w.metadata
         LOOP
             RETURN QUERY
             SELECT a.name, a.token, CASE WHEN a.granted THEN 'granted' ELSE 'refused' END, NULL::integer[], NULL::timestamptz,
                    a.holder, a.remaining, a.expires_at
-            FROM pglock.acquire(alike.names, alike.ttl, exchange.claim, exchange.owner, alike.metadata, false) a;
+            FROM pglock.acquire(rest.names, rest.ttl, exchange.claim, exchange.owner, rest.metadata, false) a;
         END LOOP;
     END IF;
 END
@@ -717,7 +747,8 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock FROM PUBLIC;
 DROP FUNCTION pglock.guard(text, bigint);
 DROP FUNCTION pglock.check_snapshot(text, bigint, bigint);
 DROP FUNCTION pglock.exchange(text[], bigint[], text[], interval[], jsonb[], uuid, text);
-DROP FUNCTION pglock.release_one(text, bigint, interval);
+DROP FUNCTION pglock.release_one(text, bigint, interval, boolean);
+DROP TYPE pglock.ending;
 DROP FUNCTION pglock.release(text[], bigint[], interval);
 DROP FUNCTION pglock.vacate(text[], boolean);
 DROP FUNCTION pglock.row_blockers(text);
@@ -726,6 +757,7 @@ DROP FUNCTION pglock.renew(text[], bigint[]);
 DROP FUNCTION pglock.check_tenures(text, text[], bigint[]);
 DROP FUNCTION pglock.fates(text[], bigint[], timestamptz);
 DROP FUNCTION pglock.acquire_one(text, interval, uuid, text, jsonb);
+DROP TYPE pglock.bid;
 DROP FUNCTION pglock.acquire(text[], interval, uuid, text, jsonb, boolean);
 DROP FUNCTION pglock.check_request(text, interval, uuid, text, jsonb);
 DROP FUNCTION pglock.plain_ttl(interval, uuid, text, jsonb);

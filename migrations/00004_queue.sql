@@ -108,6 +108,9 @@ BEGIN
             ON CONFLICT ON CONSTRAINT waiters_claim_key DO UPDATE SET expires_at = excluded.expires_at
             WHERE w.role = session_user
             RETURNING w.ticket INTO ticket;
+            IF NOT lease.awaited THEN
+                UPDATE pglock.leases AS l SET awaited = true WHERE l.name = enqueue.name;
+            END IF;
             IF lease.expires_at <= clock_timestamp() THEN
                 PERFORM FROM pglock.leases l WHERE l.name = enqueue.name FOR UPDATE SKIP LOCKED;
                 IF FOUND THEN

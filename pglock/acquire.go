@@ -69,6 +69,12 @@ func (c *Client) request(ctx context.Context, name string, ttl time.Duration, op
 	return r, nil
 }
 
+// like says whether two requests have the same TTL and metadata.
+func (r *request) like(other *request) bool {
+	return r.ttl == other.ttl && (r.encoded == other.encoded ||
+		r.encoded != nil && other.encoded != nil && *r.encoded == *other.encoded)
+}
+
 // newClaim returns a random uuid as PostgreSQL spells it.
 func newClaim() string {
 	var b [16]byte
@@ -234,7 +240,7 @@ func (a bid) held(name string) *HeldError {
 
 // lease makes the handle of a tenure just granted.
 func (c *Client) lease(r *request, token Token, sent time.Time, remaining time.Duration) *Lease {
-	l := &Lease{client: c, name: r.name, token: token, ttl: r.ttl, acquired: time.Now(), beat: beat{index: -1}}
+	l := &Lease{client: c, name: r.name, token: token, ttl: r.ttl, acquired: time.Now(), awaited: r.waited, beat: beat{index: -1}}
 	l.open(r.values)
 	// Told before the keeper, which may lose it, has it; an observer may ask for its
 	// deadline at once.

@@ -2,7 +2,6 @@ package pglock_test
 
 import (
 	"context"
-	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -73,45 +72,4 @@ func TestQueue_R05_KilledBetweenReleaseAndHandOn(t *testing.T) {
 func waitersOf(t testing.TB, pool *pgxpool.Pool) int64 {
 	t.Helper()
 	return one[int64](t, pool, `SELECT count(*) FROM pglock.list_waiters()`)
-}
-
-// A release looks for tickets before it has the row, and again when it has: one
-// that was drawn in between is not left waiting for a free lease.
-func TestLease_L7_ATicketDrawnBeforeTheLock(t *testing.T) {
-	t.Parallel()
-	const again = `AND NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = release_one.name)`
-	for name, tt := range map[string]struct{ without, holder string }{
-		"as it is":              {"", "2"},
-		"without a second look": {again, "-"}, // the control
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool := pgtest.Pool(t)
-			gate := newConn(t, pool)
-			exec(t, gate, `CREATE FUNCTION gate() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_lock_shared(1); RETURN true; END'`)
-			source := one[string](t, pool, `SELECT pg_get_functiondef('pglock.release_one'::regproc)`)
-			gated := strings.Replace(source, `l.claim IS NOT NULL`, `l.claim IS NOT NULL AND public.gate()`, 1)
-			if gated == source || !strings.Contains(gated, again) {
-				t.Fatalf("release_one has changed:\n%s", source)
-			}
-			exec(t, pool, strings.Replace(gated, tt.without, ``, 1))
-			exec(t, gate, holds)
-			exec(t, gate, `SELECT pg_advisory_lock(1)`)
-			released := make(chan error, 1)
-			release := newConn(t, pool)
-			go func() {
-				_, err := release.Exec(context.Background(), `SELECT pglock.release_one('n', (SELECT token FROM pglock.leases), '0')`)
-				released <- err
-			}()
-			blockedBy(t, pool, gate.PgConn().PID())
-			exec(t, pool, waits)
-			exec(t, gate, `SELECT pg_advisory_unlock(1)`)
-			if err := <-released; err != nil {
-				t.Fatal(err)
-			}
-			if got := holderOf(t, pool); got != tt.holder {
-				t.Errorf("the lease is %s's, want %s's", got, tt.holder)
-			}
-		})
-	}
 }

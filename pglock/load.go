@@ -1,6 +1,7 @@
 package pglock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -99,9 +100,13 @@ func (c *courier) deliverMany(l *load) {
 		ttls          = pgtype.FlatArray[pgtype.Interval]{}
 		metadata      = []*string{}
 		releases      = make(map[Token]*errand, len(l.errands))
+		first         *request // of the tries
+		alike         = true   // are they all, but for the names?
 	)
 	for _, e := range l.errands {
 		if r := e.request; r != nil {
+			first = cmp.Or(first, r)
+			alike = alike && r.like(first)
 			wanted, metadata = append(wanted, r.name), append(metadata, r.encoded)
 			ttls = append(ttls, pgtype.Interval{Microseconds: r.ttl.Microseconds(), Valid: true})
 		} else {
@@ -109,11 +114,17 @@ func (c *courier) deliverMany(l *load) {
 			releases[e.lease.token] = e
 		}
 	}
+	if first != nil && alike {
+		ttls, metadata = ttls[:1], metadata[:1] // one of each for all
+	}
 	var sent time.Time
 	var name string
 	var a answer
 	var s bidScan
 	repeated, err := repeat(l.ctx, func() (err error) {
+		for _, e := range releases {
+			e.answer = answer{state: "released"} // unless a row says otherwise
+		}
 		sent, err = c.client.calls.call(l.ctx, func(rows pgx.Rows) error {
 			if err := rows.Scan(&name, &s.token, &a.state, &a.blockers, &a.since, &s.holder, &s.remaining, &s.expires); err != nil {
 				return err

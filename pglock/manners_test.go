@@ -17,16 +17,21 @@ var (
 	takings = map[string]string{
 		"acquire one":     `SELECT CASE WHEN granted THEN 'granted' ELSE 'refused' END, token FROM pglock.acquire_one('n', '1 h', $1, NULL, NULL)`,
 		"acquire several": `SELECT CASE WHEN granted THEN 'granted' ELSE 'refused' END, token FROM pglock.acquire('{m,n}', '1 h', $1) WHERE name = 'n'`,
-		"exchange":        `SELECT state, token FROM pglock.exchange('{}', '{}', '{m,n}', '{1 h,1 h}', '{NULL,NULL}', $1) WHERE name = 'n'`,
+		"exchange":        `SELECT state, token FROM pglock.exchange('{}', '{}', '{m,n}', '{1 h,2 h}', '{NULL,NULL}', $1) WHERE name = 'n'`,
+		"exchange alike":  `SELECT state, token FROM pglock.exchange('{}', '{}', '{m,n}', '{1 h}', '{NULL}', $1) WHERE name = 'n'`,
 	}
 	freeings = map[string]string{
 		"release one":     `SELECT state FROM pglock.release_one('n', $1::bigint, '0')`,
+		"release guessed": `SELECT state FROM pglock.release_one('n', $1::bigint, '0', true)`,
 		"release several": `SELECT state FROM pglock.release('{m,n}', ARRAY[-1, $1::bigint], '0') WHERE name = 'n'`,
-		"exchange":        `SELECT state FROM pglock.exchange('{m,n}', ARRAY[-1, $1::bigint], '{}', '{}', '{}') WHERE name = 'n'`,
+		"exchange":        `SELECT coalesce((SELECT state FROM pglock.exchange('{m,n}', ARRAY[-1, $1::bigint], '{}', '{}', '{}') WHERE name = 'n'), 'released')`,
 	}
 )
 
 const (
+	// usesM has m be a name used before, as n is in most cases.
+	usesM = `SELECT pglock.acquire('{m}', '1 h'); SELECT pglock.release('{m}', (SELECT array_agg(token) FROM pglock.leases WHERE name = 'm'))`
+
 	holds  = `SELECT pglock.acquire('{n}', '1 h', '00000000-0000-0000-0000-000000000001')`
 	waits  = `SELECT pglock.enqueue('n', '1 h', '00000000-0000-0000-0000-000000000002', 'nobody listens')`
 	runOut = `UPDATE pglock.leases SET expires_at = clock_timestamp() WHERE name = 'n'`
@@ -48,6 +53,7 @@ func holderOf(t testing.TB, pool *pgxpool.Pool) string {
 func staged(t *testing.T, before []string, open string) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.Pool(t)
+	exec(t, pool, usesM)
 	for _, sql := range before {
 		exec(t, pool, sql)
 	}
@@ -60,7 +66,7 @@ func staged(t *testing.T, before []string, open string) *pgxpool.Pool {
 // movedAhead fails where a case on another timeline did not move the tokens ahead.
 func movedAhead(t testing.TB, pool *pgxpool.Pool, name string) {
 	t.Helper()
-	if last := one[int64](t, pool, `SELECT max(token) FROM pglock.leases`); strings.Contains(name, "on another timeline") && last < 1<<40 {
+	if last := one[int64](t, pool, `SELECT max(token) FROM pglock.leases WHERE name = 'n'`); strings.Contains(name, "on another timeline") && last < 1<<40 {
 		t.Errorf("%s token %d was granted", name, last)
 	}
 }
@@ -127,13 +133,13 @@ func TestLease_EveryGrantIsDurable(t *testing.T) {
 		}
 		exec(t, tx, `ROLLBACK`)
 	}
-	exec(t, pool, holds+`; `+frees)
+	exec(t, pool, usesM+`; `+holds+`; `+frees)
 	for manner, sql := range takings {
 		durable(manner, sql, "00000000-0000-0000-0000-000000000003")
 	}
 	exec(t, pool, holds+`; `+waits)
 	for manner, sql := range freeings {
-		durable(manner+", handing on", sql, one[int64](t, pool, `SELECT token FROM pglock.leases`))
+		durable(manner+", handing on", sql, one[int64](t, pool, `SELECT token FROM pglock.leases WHERE name = 'n'`))
 	}
 }
 
@@ -176,6 +182,54 @@ func TestLease_EveryFreeing(t *testing.T) {
 				}
 				movedAhead(t, pool, tt.name)
 			})
+		}
+	}
+}
+
+// An exchange answers a row for each name wanted, with the TTL and the metadata that
+// stand beside it or that are one for all, and a row for each token that it did not
+// simply release.
+func TestLease_ExchangeAnswers(t *testing.T) {
+	t.Parallel()
+	const (
+		held    = `SELECT pglock.acquire('{a,b,x,y}', '1 h')`
+		ended   = `'{x,y}', (SELECT array_agg(CASE name WHEN 'x' THEN token ELSE -token END ORDER BY name) FROM pglock.leases WHERE name IN ('x', 'y'))`
+		answers = `SELECT string_agg(name || ' ' || state, ', ' ORDER BY name, state) FROM pglock.exchange(`
+	)
+	for name, tt := range map[string]struct{ wanted, answers, stored string }{
+		"each its own": {`'{a,b,c,y}', '{1 h,2 h,3 h,4 h}', '{null,"{\"is\":\"b\"}","{\"is\":\"c\"}",null}'`,
+			"a granted, b granted, c granted, y refused, y taken", `a 01:00:00 -, b 02:00:00 {"is": "b"}, c 03:00:00 {"is": "c"}`},
+		"one for all": {`'{a,b,c,y}', '{2 h}', '{"{\"is\":\"any\"}"}'`,
+			"a granted, b granted, c granted, y refused, y taken", `a 02:00:00 {"is": "any"}, b 02:00:00 {"is": "any"}, c 02:00:00 {"is": "any"}`},
+		"none": {`'{}', '{}', '{}'`, "y taken", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t)
+			exec(t, pool, held)
+			exec(t, pool, `SELECT pglock.release(array_agg(name), array_agg(token)) FROM pglock.leases WHERE name IN ('a', 'b')`)
+			if got := one[string](t, pool, answers+ended+`, `+tt.wanted+`)`); got != tt.answers {
+				t.Errorf("it answers %s, want %s", got, tt.answers)
+			}
+			stored := one[string](t, pool, `SELECT coalesce(string_agg(concat_ws(' ', name, ttl, coalesce(metadata::text, '-')), ', ' ORDER BY name), '')
+				FROM pglock.leases WHERE claim IS NOT NULL AND name <> 'y'`)
+			if stored != tt.stored {
+				t.Errorf("it stores %s, want %s", stored, tt.stored)
+			}
+		})
+	}
+	pool := pgtest.Pool(t)
+	for wanted, says := range map[string]string{
+		`NULL, '{1 h}', '{null}'`:              "<NULL> names beside 1 TTLs and 1 metadata",
+		`'{}', '{1 h}', '{null}'`:              "0 names beside 1 TTLs and 1 metadata",
+		`'{a,b}', '{1 h,2 h}', '{null}'`:       "2 names beside 2 TTLs and 1 metadata",
+		`'{a,b}', '{1 h}', '{null,null}'`:      "2 names beside 1 TTLs and 2 metadata",
+		`'{a,b}', '{48 h}', '{null}'`:          "TTL 48:00:00 is out of range",
+		`'{a,b}', '{1 h,48 h}', '{null,null}'`: "TTL 48:00:00 is out of range",
+		`'{a,a}', '{1 h}', '{null}'`:           "a lease name stands twice or is NULL in {a,a}",
+	} {
+		if _, err := pool.Exec(t.Context(), `SELECT pglock.exchange('{}', '{}', `+wanted+`)`); sqlState(err) != "22023" || !strings.Contains(err.Error(), says) {
+			t.Errorf("with %s: %v, want %s", wanted, err, says)
 		}
 	}
 }

@@ -17,7 +17,7 @@ const releaseSQL = `SELECT token, state, blockers, since
 	FROM pglock.release($1::text[], $2::bigint[], $3::interval)`
 
 const releaseOneSQL = `SELECT $2::bigint AS token, state, blockers, since
-	FROM pglock.release_one($1::text, $2::bigint, $3::interval)`
+	FROM pglock.release_one($1::text, $2::bigint, $3::interval, $4::boolean)`
 
 const (
 	// patience is how long a release waits for an open guard.
@@ -113,7 +113,8 @@ func scanAnswer(rows pgx.Rows) (token Token, a answer, err error) {
 
 // releaseOne is release for one lease.
 func (c *Client) releaseOne(ctx context.Context, l *Lease, wait time.Duration) (a answer, repeated bool, err error) {
-	repeated, err = c.askRelease(ctx, func(_ Token, one answer) { a = one }, releaseOneSQL, l.name, int64(l.token), wait)
+	repeated, err = c.askRelease(ctx, func(_ Token, one answer) { a = one }, releaseOneSQL,
+		l.name, int64(l.token), wait, l.awaited || c.listener.expects(l.name))
 	return a, repeated, err
 }
 

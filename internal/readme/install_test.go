@@ -103,7 +103,7 @@ func TestInstall_BesideTheUsersOwnHistory(t *testing.T) {
 		t.Errorf("installing changed what is not Pawl's:\n%s", diff)
 	}
 	section, _, _ := strings.Cut(strings.SplitN(text(t), "## The schema", 2)[1], "\n## ")
-	for _, kind := range []string{"r", "v"} {
+	for _, kind := range []string{"r", "v", "c"} {
 		names := ask(`SELECT string_agg(relname, ' ') FROM pg_class WHERE relnamespace = 'pglock'::regnamespace AND relkind = $1::"char"`, kind)
 		for _, name := range strings.Fields(names) {
 			if !strings.Contains(section, "`"+name+"`") && !strings.Contains(section, "`pglock."+name+"`") {
@@ -114,7 +114,7 @@ func TestInstall_BesideTheUsersOwnHistory(t *testing.T) {
 			t.Errorf("nothing of kind %s is installed: this test shows nothing", kind)
 		}
 	}
-	if others := ask(`SELECT string_agg(relname, ' ') FROM pg_class WHERE relnamespace = 'pglock'::regnamespace AND relkind NOT IN ('r', 'v', 'i', 'S')`); others != "" {
+	if others := ask(`SELECT string_agg(relname, ' ') FROM pg_class WHERE relnamespace = 'pglock'::regnamespace AND relkind NOT IN ('r', 'v', 'c', 'i', 'S')`); others != "" {
 		t.Errorf("installed too: %s", others)
 	}
 	// Its own history goes on.

@@ -38,8 +38,8 @@ SELECT * FROM pglock.renew('{by hand}', '{17}');
 -- release(text[], bigint[], interval) = token bigint, state text, blockers integer[], since timestamp with time zone
 SELECT token, state, blockers, since FROM pglock.release($1::text[], $2::bigint[], $3::interval);
 
--- release_one(text, bigint, interval) = token bigint, state text, blockers integer[], since timestamp with time zone
-SELECT $2::bigint AS token, state, blockers, since FROM pglock.release_one($1::text, $2::bigint, $3::interval);
+-- release_one(text, bigint, interval, boolean) = token bigint, state text, blockers integer[], since timestamp with time zone
+SELECT $2::bigint AS token, state, blockers, since FROM pglock.release_one($1::text, $2::bigint, $3::interval, $4::boolean);
 
 -- release_by_hand() = name text, token bigint, state text, blockers integer[], since timestamp with time zone
 SELECT * FROM pglock.release('{by hand}', '{17}');
