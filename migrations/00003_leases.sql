@@ -546,7 +546,7 @@ BEGIN
         IF head.expires_at > clock_timestamp() THEN
             UPDATE pglock.leases AS l
             SET token = nextval('pglock.leases_token_seq'), holder = head.holder, role = head.role, claim = head.claim,
-                acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata
+                acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata, awaited = true
             WHERE l.name = release_one.name
             RETURNING CASE WHEN current_setting('pglock.quiet', true) = 'on' THEN true
                            ELSE pg_notify(head.channel, head.claim || ' ' || l.token) IS NOT NULL END INTO told;
@@ -630,7 +630,7 @@ BEGIN
             SELECT r.name, r.token, r.state, r.blockers, r.since, NULL::text, NULL::interval, NULL::timestamptz
             FROM (SELECT array_agg(e.name) AS names, array_agg(e.token) AS tokens
                   FROM unnest(exchange.ended, exchange.tokens) AS e (name, token)
-                  WHERE e.token <> ALL (freed)
+                  WHERE (e.token = ANY (freed)) IS NOT TRUE
                   HAVING count(*) > 0) e,
                  LATERAL pglock.release(e.names, e.tokens, '0') r;
         END IF;
@@ -669,7 +669,9 @@ BEGIN
             SELECT w.ttl, w.metadata, array_agg(w.name) AS names
             FROM unnest(exchange.wanted, exchange.ttls, exchange.metadatas) AS w (name, ttl, metadata)
             LEFT JOIN pglock.leases l ON l.name = w.name
-            WHERE (l.token > before AND l.claim = exchange.claim) IS NOT TRUE -- was not granted above
+            -- What was granted above needs no more; what an earlier call with this claim was
+            -- granted, maybe while this one waited, has no answer yet.
+            WHERE (l.token > before AND l.claim = exchange.claim AND l.xmin = pg_current_xact_id_if_assigned()::xid) IS NOT TRUE
             GROUP BY w.ttl, w.metadata
         LOOP
             RETURN QUERY

@@ -36,7 +36,7 @@ BEGIN
         UPDATE pglock.leases AS l
         SET token = pglock.draw(l.token), holder = head.holder, role = head.role, claim = head.claim,
             acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata,
-            timeline = pglock.timeline()
+            timeline = pglock.timeline(), awaited = true      -- also where the row was made anew
         FROM head
         WHERE l.name = hand_on.name AND head.expires_at > clock_timestamp()
         -- A full NOTIFY queue would roll the grant back: the client repeats it without.

@@ -122,8 +122,8 @@ func (c *courier) deliverMany(l *load) {
 	var a answer
 	var s bidScan
 	repeated, err := repeat(l.ctx, func() (err error) {
-		for _, e := range releases {
-			e.answer = answer{state: "released"} // unless a row says otherwise
+		for _, e := range l.errands { // what a lost answer said is not this one's
+			e.bid, e.answer = bid{}, answer{state: "released"} // unless a row says otherwise
 		}
 		sent, err = c.client.calls.call(l.ctx, func(rows pgx.Rows) error {
 			if err := rows.Scan(&name, &s.token, &a.state, &a.blockers, &a.since, &s.holder, &s.remaining, &s.expires); err != nil {

@@ -157,6 +157,7 @@ func TestLease_EveryFreeing(t *testing.T) {
 		{"waited for by one who is dead", []string{holds, waits, `UPDATE pglock.waiters SET expires_at = '-infinity'`}, "", 0, "released -"},
 		{"waited for by one who is dead, and another", []string{holds, waits, `UPDATE pglock.waiters SET expires_at = '-infinity'`, strings.ReplaceAll(waits, "0002", "0004")}, "", 0, "released 4"},
 		{"waited for by two", []string{holds, waits, strings.ReplaceAll(waits, "0002", "0004")}, "", 0, "released 2"},
+		{"waited for by two, the row made anew", []string{holds, waits, strings.ReplaceAll(waits, "0002", "0004"), `DELETE FROM pglock.leases WHERE name = 'n'`, strings.ReplaceAll(holds, "0001", "0005")}, "", 0, "released 4"},
 		{"waited for, on another timeline", []string{holds, waits, onAnotherTimeline}, "", 0, "released 2"},
 		{"waited for, the sequence set back", []string{holds, waits, `UPDATE pglock.leases SET token = 100`}, "", 0, "PW003 1"},
 		{"free", []string{holds, frees}, "", 0, "idle -"},
@@ -219,6 +220,10 @@ func TestLease_ExchangeAnswers(t *testing.T) {
 		})
 	}
 	pool := pgtest.Pool(t)
+	exec(t, pool, held)
+	if got := one[string](t, pool, answers+`'{x,y}', ARRAY[(SELECT token FROM pglock.leases WHERE name = 'x'), NULL], '{}', '{}', '{}')`); got != "y taken" {
+		t.Errorf("of a token and a NULL it answers %s, want y taken", got)
+	}
 	for wanted, says := range map[string]string{
 		`NULL, '{1 h}', '{null}'`:              "<NULL> names beside 1 TTLs and 1 metadata",
 		`'{}', '{1 h}', '{null}'`:              "0 names beside 1 TTLs and 1 metadata",

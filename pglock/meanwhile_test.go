@@ -70,6 +70,7 @@ func TestLease_L7_BetweenSnapshotAndLock(t *testing.T) {
 		{"acquire, and a taker", []string{holds, frees}, "acquire_one", quick, acquire, takes, nil, "refused 4"},
 		{"acquire, and a ticket", []string{holds, runOut}, "acquire_one", quick, acquire, queues, nil, "refused 2"},
 		{"wanted, and a taker", []string{holds, frees}, "exchange", quick, wanted, takes, nil, "refused 4"},
+		{"wanted, and its own first attempt", []string{holds, frees}, "exchange", quick, wanted, strings.Replace(takes, "0004", "0003", 1), nil, "granted 3"},
 		{"wanted, and a ticket", []string{holds, runOut}, "exchange", quick, wanted, queues, nil, "refused 2"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
