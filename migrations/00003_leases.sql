@@ -546,7 +546,7 @@ BEGIN
         IF head.expires_at > clock_timestamp() THEN
             UPDATE pglock.leases AS l
             SET token = nextval('pglock.leases_token_seq'), holder = head.holder, role = head.role, claim = head.claim,
-                acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata, awaited = true
+                acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata
             WHERE l.name = release_one.name
             RETURNING CASE WHEN current_setting('pglock.quiet', true) = 'on' THEN true
                            ELSE pg_notify(head.channel, head.claim || ' ' || l.token) IS NOT NULL END INTO told;

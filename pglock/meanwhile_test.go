@@ -5,20 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/pawl-go/pawl/internal/pgtest"
 )
-
-// replace puts a function of the schema in its place with a part of it replaced.
-func replace(t testing.TB, pool *pgxpool.Pool, function, old, new string) {
-	t.Helper()
-	source := one[string](t, pool, `SELECT pg_get_functiondef($1::regproc)`, "pglock."+function)
-	if !strings.Contains(source, old) {
-		t.Fatalf("%s has changed: there is no %q in it", function, old)
-	}
-	exec(t, pool, strings.ReplaceAll(source, old, new))
-}
 
 // TestLease_L7_BetweenSnapshotAndLock stops a call when it has chosen the lease's
 // row by its snapshot and before it has locked it, and lets something else happen to
@@ -31,12 +19,6 @@ func TestLease_L7_BetweenSnapshotAndLock(t *testing.T) {
 		token = `(SELECT token FROM pglock.leases WHERE name = 'n')`
 		claim = `'00000000-0000-0000-0000-000000000003'`
 
-		release = `SELECT state FROM pglock.release_one('n', ` + token + `, '0')`
-		guessed = `SELECT state FROM pglock.release_one('n', ` + token + `, '0', true)`
-		ended   = `SELECT coalesce((SELECT state FROM pglock.exchange('{n}', ARRAY[` + token + `], '{}', '{}', '{}')), 'released')`
-		acquire = `SELECT CASE WHEN granted THEN 'granted' ELSE 'refused' END FROM pglock.acquire_one('n', '1 h', ` + claim + `, NULL, NULL)`
-		wanted  = `SELECT state FROM pglock.exchange('{}', '{}', '{n}', '{1 h}', '{NULL}', ` + claim + `)`
-
 		quick = `NOT f.awaited`
 		slow  = `l.claim IS NOT NULL`
 
@@ -44,6 +26,11 @@ func TestLease_L7_BetweenSnapshotAndLock(t *testing.T) {
 		takes  = `SELECT pglock.acquire('{n}', '1 h', '00000000-0000-0000-0000-000000000004')`
 		queues = `UPDATE pglock.leases SET expires_at = clock_timestamp() + interval '1 h'; ` + waits + `; ` + runOut
 	)
+	state := func(sql, of string) string {
+		return `SELECT state FROM (` + strings.ReplaceAll(sql, `$1`, of) + `) AS s (state)`
+	}
+	release, guessed, ended := state(freeings["release one"], token), state(freeings["release guessed"], token), state(freeings["exchange"], token)
+	acquire, wanted := state(takings["acquire one"], claim), state(takings["exchange alike"], claim)
 	// What makes the controls fail: an enqueue that doesn't mark the lease, and a release
 	// that doesn't look again.
 	unmarked := []string{"enqueue", `IF NOT lease.awaited THEN`, `IF false THEN`}

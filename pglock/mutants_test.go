@@ -1,6 +1,7 @@
 package pglock_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -15,6 +16,16 @@ func mutate(t testing.TB, pool *pgxpool.Pool, sql string) {
 	t.Helper()
 	exec(t, pool, `CREATE SCHEMA IF NOT EXISTS mutant`)
 	exec(t, pool, sql)
+}
+
+// replace puts a function of the schema in its place with a part of it replaced.
+func replace(t testing.TB, pool *pgxpool.Pool, function, old, new string) {
+	t.Helper()
+	source := one[string](t, pool, `SELECT pg_get_functiondef($1::regproc)`, "pglock."+function)
+	if !strings.Contains(source, old) {
+		t.Fatalf("%s has changed: there is no %q in it", function, old)
+	}
+	exec(t, pool, strings.ReplaceAll(source, old, new))
 }
 
 const (

@@ -15,17 +15,6 @@ import (
 	"github.com/pawl-go/pawl/pglock"
 )
 
-// takeBesideGuards is the schema's functions with a lock on what is taken at
-// its expiry that a guard's FOR KEY SHARE doesn't hold back.
-const takeBesideGuards = `DO $$
-	DECLARE f text;
-	BEGIN
-		FOR f IN SELECT pg_get_functiondef(p.oid) FROM pg_proc p
-			WHERE p.pronamespace = 'pglock'::regnamespace AND p.proname IN ('acquire', 'enqueue', 'refresh') LOOP
-			EXECUTE replace(f, 'FOR UPDATE', 'FOR NO KEY UPDATE');
-		END LOOP;
-	END $$`
-
 // vanishing is clients that share a few leases, and some of whom are gone from
 // one moment to the next.
 type vanishing struct {
@@ -157,8 +146,10 @@ func TestLease_Vanishing(t *testing.T) {
 			audit(t, v.pool, false)
 			exec(t, v.pool, `CREATE TABLE sections (name text, token bigint, entered_at timestamptz, left_at timestamptz);
 				SELECT pglock.create_names('{a, b, c}')`)
-			if mutant {
-				exec(t, v.pool, takeBesideGuards)
+			if mutant { // what is taken at its expiry is locked so that a guard's FOR KEY SHARE is passed
+				for _, function := range []string{"acquire", "enqueue", "refresh"} {
+					replace(t, v.pool, function, `FOR UPDATE`, `FOR NO KEY UPDATE`)
+				}
 			}
 			v.end = time.Now().Add(pgtest.Lasting(14*time.Second, 3*time.Second, 2*time.Second))
 			var wg sync.WaitGroup
