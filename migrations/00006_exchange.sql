@@ -28,7 +28,7 @@ DECLARE
     before  bigint := coalesce(pg_sequence_last_value('pglock.leases_token_seq'), 0);
     caller  name := session_user;
     size    integer := cardinality(exchange.wanted);
-    alike   boolean := size > 0 AND cardinality(exchange.ttls) = 1 AND cardinality(exchange.metadatas) = 1;
+    alike   boolean := size > 0 AND array_dims(exchange.ttls) = '[1:1]' AND array_dims(exchange.metadatas) = '[1:1]';
     common  interval := CASE WHEN (alike OR size = 0 AND cardinality(exchange.ttls) = 0 AND cardinality(exchange.metadatas) = 0)
         AND cardinality(exchange.ended) = cardinality(exchange.tokens) AND current_setting('synchronous_commit') <> 'off'
         THEN pglock.plain_ttl(CASE WHEN size = 0 THEN '1 s' ELSE exchange.ttls[1] END, exchange.claim, exchange.owner, exchange.metadatas[1]) END;
@@ -40,9 +40,9 @@ DECLARE
     rest    record;                                           -- of the names wanted: those with the same TTL and metadata
 BEGIN
     IF common IS NULL THEN
-        IF (alike OR size = cardinality(exchange.ttls) AND size = cardinality(exchange.metadatas)) IS NOT TRUE THEN
+        IF (alike OR size = cardinality(exchange.ttls) AND array_dims(exchange.wanted) IS NOT DISTINCT FROM array_dims(exchange.metadatas)) IS NOT TRUE THEN
             RAISE EXCEPTION '% names beside % TTLs and % metadata', size, cardinality(exchange.ttls), cardinality(exchange.metadatas)
-                USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each name its TTL and its metadata, NULL for none, or one of both for all.';
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each name its TTL and its metadata, NULL for none, or one of both for all, in arrays that begin at 1.';
         END IF;
         PERFORM pglock.check_tenures('exchange', exchange.ended, exchange.tokens);
         PERFORM pglock.check_request('exchange', '1 s', exchange.claim, exchange.owner, NULL);

@@ -107,15 +107,17 @@ func (c *courier) deliverMany(l *load) {
 		if r := e.request; r != nil {
 			first = cmp.Or(first, r)
 			alike = alike && r.like(first)
-			wanted, metadata = append(wanted, r.name), append(metadata, r.encoded)
-			ttls = append(ttls, pgtype.Interval{Microseconds: r.ttl.Microseconds(), Valid: true})
+			wanted = append(wanted, r.name)
 		} else {
 			ended, tokens = append(ended, e.lease.name), append(tokens, int64(e.lease.token))
 			releases[e.lease.token] = e
 		}
 	}
-	if first != nil && alike {
-		ttls, metadata = ttls[:1], metadata[:1] // one of each for all
+	for _, e := range l.errands {
+		if r := e.request; r != nil && !(alike && len(ttls) == 1) { // then one of each for all
+			ttls = append(ttls, pgtype.Interval{Microseconds: r.ttl.Microseconds(), Valid: true})
+			metadata = append(metadata, r.encoded)
+		}
 	}
 	var sent time.Time
 	var name string
