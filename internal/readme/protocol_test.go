@@ -174,8 +174,12 @@ func TestProtocol_Loss(t *testing.T) {
 		status, said := s.run("sh withlease accounts/42 sleep 60")
 		done <- fmt.Sprintf("status %d: %s", status, said)
 	}()
-	for held := 0; held == 0; time.Sleep(20 * time.Millisecond) {
-		_, held = s.state()
+	for _, held := s.state(); held == 0; _, held = s.state() {
+		select {
+		case got := <-done:
+			t.Fatalf("the command ended before it had the lease, with %s", got)
+		case <-time.After(20 * time.Millisecond):
+		}
 	}
 	s.exec(`SELECT pglock.force_release(name, token) FROM pglock.list_leases()`)
 	if got := <-done; !strings.HasPrefix(got, "status 143:") {
