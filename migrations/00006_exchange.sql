@@ -40,7 +40,8 @@ DECLARE
     rest    record;                                           -- of the names wanted: those with the same TTL and metadata
 BEGIN
     IF common IS NULL THEN
-        IF (alike OR size = cardinality(exchange.ttls) AND array_dims(exchange.wanted) IS NOT DISTINCT FROM array_dims(exchange.metadatas)) IS NOT TRUE THEN
+        IF (alike OR size = cardinality(exchange.ttls) AND coalesce(array_lower(exchange.wanted, 1), 1) = 1
+            AND array_dims(exchange.wanted) IS NOT DISTINCT FROM array_dims(exchange.metadatas)) IS NOT TRUE THEN
             RAISE EXCEPTION '% names beside % TTLs and % metadata', size, cardinality(exchange.ttls), cardinality(exchange.metadatas)
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each name its TTL and its metadata, NULL for none, or one of both for all, in arrays that begin at 1.';
         END IF;

@@ -233,6 +233,7 @@ func TestLease_ExchangeAnswers(t *testing.T) {
 		`'{a,b}', '{1 h,48 h}', '{null,null}'`: "TTL 48:00:00 is out of range",
 		`'{a,b}', '{1 h}', '[0:0]={null}'`:     "2 names beside 1 TTLs and 1 metadata",
 		`'[0:1]={a,b}', '{1 h,1 h}', '{1,2}'`:  "2 names beside 2 TTLs and 2 metadata",
+		`'[0:0]={a}', '{1 h}', '[0:0]={1}'`:    "1 names beside 1 TTLs and 1 metadata",
 		`'{a,a}', '{1 h}', '{null}'`:           "a lease name stands twice or is NULL in {a,a}",
 	} {
 		if _, err := pool.Exec(t.Context(), `SELECT pglock.exchange('{}', '{}', `+wanted+`)`); sqlState(err) != "22023" || !strings.Contains(err.Error(), says) {
