@@ -44,8 +44,8 @@ func checkGrants(ctx context.Context, tx pgx.Tx) ([]finding, error) {
 		quote_ident(current_user),
 		ARRAY(SELECT DISTINCT p.proname::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 		      WHERE n.nspname = 'pglock' AND NOT has_function_privilege(p.oid, 'EXECUTE')
-		        AND p.proname IN ('schema_version', 'check_epoch', 'acquire', 'enqueue', 'refresh', 'cancel', 'renew', 'release',
-		                          'guard', 'present', 'fence', 'list_leases', 'list_waiters') ORDER BY 1)`, nil, &usage, &role, &lacks)
+		        AND p.proname IN ('schema_version', 'check_epoch', 'acquire', 'acquire_one', 'enqueue', 'refresh', 'cancel', 'renew',
+		                          'release', 'release_one', 'exchange', 'guard', 'present', 'fence', 'list_leases', 'list_waiters') ORDER BY 1)`, nil, &usage, &role, &lacks)
 	switch {
 	case err != nil || usage == "":
 		return nil, err

@@ -288,11 +288,21 @@ func TestDoctor_Findings(t *testing.T) {
 				t.Errorf("%s: %+v", check, fs)
 			}
 		}
-		apply(t, pool, `GRANT USAGE ON SCHEMA pglock TO bare`, `GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock TO bare`, `REVOKE EXECUTE ON FUNCTION pglock.renew FROM bare`,
+		apply(t, pool, `GRANT USAGE ON SCHEMA pglock TO bare`, `GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pglock TO bare`,
 			`GRANT SELECT ON ALL TABLES IN SCHEMA pglock TO bare`, `GRANT SELECT ON ALL SEQUENCES IN SCHEMA pglock TO bare`, `GRANT pg_monitor TO bare`)
+		if found, _ = diagnose(t, bare); len(found) != 0 {
+			t.Errorf("with all grants: %+v", found)
+		}
+		apply(t, pool, `REVOKE EXECUTE ON FUNCTION pglock.acquire_one FROM bare`)
 		found, _ = diagnose(t, bare)
-		if got := found["grants"]; len(found) != 1 || len(got) != 1 || !strings.Contains(got[0].Says, "may not call renew") {
+		if got := found["grants"]; len(found) != 1 || len(got) != 1 || !strings.HasSuffix(got[0].Says, "may not call acquire_one") {
 			t.Errorf("with all grants but one: %+v", found)
+		}
+		calls := pgtest.ClientCalls(t, "../../pglock")
+		apply(t, pool, `REVOKE EXECUTE ON FUNCTION pglock.`+strings.Join(calls, ", pglock.")+` FROM bare`)
+		found, _ = diagnose(t, bare)
+		if got := found["grants"]; len(got) != 1 || !strings.HasSuffix(got[0].Says, "may not call "+strings.Join(calls, ", ")) {
+			t.Errorf("without what a client calls, %v: %+v", calls, got)
 		}
 	})
 

@@ -4,13 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/pawl-go/pawl/internal/pgtest"
 	"github.com/pawl-go/pawl/pglock"
@@ -21,9 +28,13 @@ import (
 func TestGrants(t *testing.T) {
 	t.Parallel()
 	grants := marked(t, "grants").String()
-	app := appPool(t, grants)
-	if err := live(t, app); err != nil {
-		t.Error(err)
+	app, hear := appPool(t, grants)
+	if err := live(t, app, hear); err != nil || len(hear.refusals()) > 0 {
+		t.Errorf("%v, refused %v", err, hear.refusals())
+	}
+	calls := pgtest.ClientCalls(t, filepath.Join(root, "pglock"))
+	if diff := cmp.Diff(calls, hear.calls()); diff != "" {
+		t.Errorf("a lease's life doesn't send each call that stands in the client's code, or others:\n%s", diff)
 	}
 	for _, operators := range []string{
 		"SELECT * FROM pglock.force_release('accounts/42', 1)", "SELECT pglock.purge('0')", "SELECT pglock.new_epoch()",
@@ -49,28 +60,69 @@ func TestGrants(t *testing.T) {
 	if names := open(app); names != "protected_tables" {
 		t.Errorf("the role has privileges on %s, want the view alone", names)
 	}
-	if names := open(appPool(t, grants+"\nGRANT SELECT ON pglock.fences, pglock.leases_token_seq TO app;")); names != "fences leases_token_seq protected_tables" {
+	more, _ := appPool(t, grants+"\nGRANT SELECT ON pglock.fences, pglock.leases_token_seq TO app;")
+	if names := open(more); names != "fences leases_token_seq protected_tables" {
 		t.Errorf("privileges on fences and a sequence are seen as on %q: this test shows nothing", names)
 	}
 	if testing.Short() {
 		return
 	}
-	for _, needed := range []string{
-		"schema_version", "check_epoch", "acquire", "acquire_one", "enqueue", "refresh", "cancel", "renew", "release_one",
-		"guard", "present", "fence", "list_leases", "list_waiters",
-	} {
+	for _, needed := range calls {
 		t.Run("without "+needed, func(t *testing.T) {
 			t.Parallel()
-			err := live(t, appPool(t, grants+"\nREVOKE EXECUTE ON FUNCTION pglock."+needed+" FROM app;"))
-			if err == nil || !strings.Contains(err.Error(), needed) {
-				t.Errorf("got %v, want an error that names it", err)
+			app, hear := appPool(t, grants+"\nREVOKE EXECUTE ON FUNCTION pglock."+needed+" FROM app;")
+			err := live(t, app, hear)
+			without := needed == "exchange" || needed == "release" // the client then asks one by one
+			if named := err != nil && strings.Contains(err.Error(), needed); named == without || !slices.Contains(hear.refusals(), needed) {
+				t.Errorf("got %v, refused were %v", err, hear.refusals())
 			}
 		})
 	}
 }
 
-// appPool returns a pool of a new role with the grants that are given to app.
-func appPool(t *testing.T, grants string) *pgxpool.Pool {
+// ear hears what a pool, and a client made from it, calls of the schema, and what
+// the server refuses for want of a grant.
+type ear struct {
+	mu      sync.Mutex
+	called  map[string]bool
+	refused []string // functions
+}
+
+var called = regexp.MustCompile(`pglock\.(\w+)\(`)
+
+func (e *ear) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, m := range called.FindAllStringSubmatch(data.SQL, -1) {
+		e.called[m[1]] = true
+	}
+	return ctx
+}
+
+func (e *ear) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	if pg, ok := errors.AsType[*pgconn.PgError](data.Err); ok && pg.Code == "42501" {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.refused = append(e.refused, pg.Message[strings.LastIndex(pg.Message, " ")+1:])
+	}
+}
+
+// calls are the functions called, sorted.
+func (e *ear) calls() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Sorted(maps.Keys(e.called))
+}
+
+func (e *ear) refusals() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.refused)
+}
+
+// appPool returns a pool of a new role with the grants that are given to app, and
+// what hears it.
+func appPool(t *testing.T, grants string) (*pgxpool.Pool, *ear) {
 	t.Helper()
 	owner := pgtest.Pool(t)
 	exec := func(sql string) {
@@ -84,6 +136,8 @@ func appPool(t *testing.T, grants string) *pgxpool.Pool {
 	t.Cleanup(func() { exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
 	exec(strings.ReplaceAll(grants, " app;", " "+role+";"))
 	config := owner.Config()
+	hear := &ear{called: map[string]bool{}}
+	config.ConnConfig.Tracer = hear
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "SET SESSION AUTHORIZATION "+role)
 		return err
@@ -93,11 +147,11 @@ func appPool(t *testing.T, grants string) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	return pool
+	return pool, hear
 }
 
-// live is a lease's whole life, with others who wait for it.
-func live(t *testing.T, pool *pgxpool.Pool) error {
+// live is a lease's whole life, with others who wait for it and others beside it.
+func live(t *testing.T, pool *pgxpool.Pool, hear *ear) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -159,8 +213,28 @@ func live(t *testing.T, pool *pgxpool.Pool) error {
 	if err := lease.Release(ctx); err != nil {
 		return err
 	}
+	for !slices.Contains(hear.calls(), "exchange") {
+		if err := beside(ctx, client); err != nil {
+			return err
+		}
+	}
 	if _, err := client.TryAcquireAll(ctx, []string{"accounts/1", "accounts/2"}, time.Hour); err != nil {
 		return err
 	}
 	return client.Close(ctx)
+}
+
+// beside takes and frees some leases at once.
+func beside(ctx context.Context, client *pglock.Client) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for i := range 16 {
+		g.Go(func() error {
+			lease, err := client.TryAcquire(ctx, fmt.Sprint("beside/", i), time.Hour)
+			if err != nil {
+				return err
+			}
+			return lease.Release(ctx)
+		})
+	}
+	return g.Wait()
 }
