@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -92,6 +93,29 @@ func TestMigrateSQL(t *testing.T) {
 				t.Errorf("taken back the database is another than before:\n%s", diff)
 			}
 		})
+	}
+}
+
+// A role that may not make schemas can run the script where one was made for it.
+func TestMigrateSQL_SchemaMadeByTheDBA(t *testing.T) {
+	t.Parallel()
+	up, down := do(t, "", "migrate", "sql").stdout, do(t, "", "migrate", "sql", "--down").stdout
+	dba := pgtest.PoolOn(t, pgtest.Server(t).DSN())
+	apply(t, dba, `CREATE ROLE app LOGIN PASSWORD 'app'`)
+	config := dba.Config().ConnConfig
+	dsn := fmt.Sprintf("postgres://app:app@%s:%d/%s?sslmode=disable", config.Host, config.Port, config.Database)
+	if out, err := psql(t, dsn, up, "-v", "VERBOSITY=sqlstate"); err == nil || !strings.Contains(out, "42501") {
+		t.Fatalf("without a schema and the right to make one: %v: %s", err, out)
+	}
+	apply(t, dba, `CREATE SCHEMA pglock AUTHORIZATION app`)
+	if out, err := psql(t, dsn, up); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if got := do(t, dsn, "migrate", "status"); got.code != 0 {
+		t.Errorf("%+v", got)
+	}
+	if out, err := psql(t, dsn, down); err != nil {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 
