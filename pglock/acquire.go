@@ -97,7 +97,7 @@ func newClaim() string {
 // one that its calls share (see Client), which is repeated with the same claim
 // when its answer was lost:
 //
-//	SELECT * FROM pglock.acquire('{accounts/42}', '30 s')
+//	SELECT * FROM pglock.acquire_one('accounts/42', '30 s', claim, owner, metadata)
 func (c *Client) TryAcquire(ctx context.Context, name string, ttl time.Duration, opts ...LeaseOption) (*Lease, error) {
 	r, err := c.request(ctx, name, ttl, opts)
 	if err != nil {
@@ -114,12 +114,13 @@ func (c *Client) TryAcquire(ctx context.Context, name string, ttl time.Duration,
 // Acquire waits in line until it has the lease: waiters are granted it in the
 // order in which they came. When ctx ends first the error matches ctx.Err(), and
 // ErrLocked unless the server had not answered yet; nothing is held then, but
-// for a grant that was under way, which ends after one TTL. For TTL and other errors see TryAcquire. A goroutine that
-// acquires a name twice waits for itself: each Lease is a tenure of its own,
-// also within one Client. One statement, after a try as TryAcquire's while the
-// client is busy, and one for each third of the TTL that it waits:
+// for a grant that was under way, which ends after one TTL. For TTL and other
+// errors see TryAcquire. A goroutine that acquires a name twice waits for itself:
+// each Lease is a tenure of its own, also within one Client. A try as TryAcquire's,
+// left out by a client that has waited before and isn't busy; then, where it was
+// not granted, one statement, and one for each third of the TTL that it waits:
 //
-//	SELECT * FROM pglock.enqueue('accounts/42', '30 s', claim, channel)
+//	SELECT * FROM pglock.enqueue('accounts/42', '30 s', claim, channel, owner, metadata)
 func (c *Client) Acquire(ctx context.Context, name string, ttl time.Duration, opts ...LeaseOption) (*Lease, error) {
 	r, err := c.request(ctx, name, ttl, opts)
 	if err != nil {

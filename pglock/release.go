@@ -47,7 +47,7 @@ const (
 // statement, or while the client is busy a part of one that its calls share, and
 // beside an open guard one more for each 100 ms that it waits:
 //
-//	SELECT * FROM pglock.release('{accounts/42}', '{17}')
+//	SELECT * FROM pglock.release_one('accounts/42', 17, '100 ms', false)
 func (l *Lease) Release(ctx context.Context) error {
 	l.turn.Lock()
 	defer l.turn.Unlock()
