@@ -15,7 +15,7 @@ import (
 
 // minSchema is the lowest version of the schema that has the functions this
 // package calls.
-const minSchema = 12
+const minSchema = 13
 
 // connectBound is how long a connection of the client's own may take to be made.
 const connectBound = 5 * time.Second

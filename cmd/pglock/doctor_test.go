@@ -121,7 +121,7 @@ func TestDoctor_Findings(t *testing.T) {
 		{"standby", "role", danger, "standby", shadow(`pg_is_in_recovery() RETURNS bool`, `SELECT true`), nil},
 		{"read only", "role", danger, "default_transaction_read_only", set("default_transaction_read_only", "on"), nil},
 		{"stub locks", "advisory locks", danger, "not PostgreSQL's", shadow(`pg_try_advisory_xact_lock(bigint) RETURNS bool`, `SELECT true`), nil},
-		{"old schema", "schema", danger, "version 11", []string{`DELETE FROM pglock.goose_db_version WHERE version_id = 12`}, nil},
+		{"old schema", "schema", danger, "version 12", []string{`DELETE FROM pglock.goose_db_version WHERE version_id = 13`}, nil},
 		{"no schema", "schema", danger, "none", []string{`DROP SCHEMA pglock CASCADE`}, nil},
 		{"cached sequence", "tokens", danger, "blocks of 32", []string{`ALTER SEQUENCE pglock.leases_token_seq CACHE 32`}, nil},
 		{"token regression", "tokens", danger, "token regression", []string{`SELECT pglock.acquire('{a}', '1 h')`, `SELECT pglock.acquire('{b}', '1 h')`, `SELECT setval('pglock.leases_token_seq', 1)`}, nil},
