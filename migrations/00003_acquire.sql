@@ -1,4 +1,5 @@
--- The lease protocol, in this file and the five after it. What takes, renews or
+-- The lease protocol, in this file and the five after it. hand_on, which grants a
+-- lease to who waits for it, is in 00008_queue.sql. What takes, renews or
 -- frees leases is set-based and answers a row for each name it was asked about;
 -- every row lock is taken in the order of the names, but for those that a release
 -- has to wait for, which come last. A token stands for one tenure of one name, so

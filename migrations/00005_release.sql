@@ -1,6 +1,6 @@
 -- How tenures end: at once where nothing is in the way, after the guards that are
 -- open, or not at all where those stay open for longer than the caller waits. The
--- states in the answers are those of renew.
+-- states in the answers are those of renew; hand_on is in 00008_queue.sql.
 
 -- +goose Up
 
