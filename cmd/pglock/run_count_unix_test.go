@@ -20,7 +20,7 @@ echo $((n + 1)) > "$1"
 `
 
 // Two shells count in one file, each many times: under run the count is exact, and
-// without it it is not.
+// without it it is not. Those that try go on until one was refused.
 func TestRun_TwoShellsCount(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.DSN(t)
@@ -28,12 +28,13 @@ func TestRun_TwoShellsCount(t *testing.T) {
 		what   string
 		times  int
 		loop   string // of one shell; the file is $1, the script $2, pglock $3
-		counts func(times, count, refused int) bool
+		counts func(tries, count, refused int) bool
 	}{
-		{"run", 100, `"$3" run counter -- "$2" "$1" || exit`, func(times, count, _ int) bool { return count == 2*times }},
-		{"try", 20, `"$3" run tried --try -- "$2" "$1" 2>/dev/null; case $? in 0) ;; 75) refused=$((refused + 1)) ;; *) exit ;; esac`,
-			func(times, count, refused int) bool { return count == 2*times-refused && refused > 0 && count > 0 }},
-		{"control", 100, `"$2" "$1"`, func(times, count, _ int) bool { return count < 2*times }},
+		{"run", 100, `"$3" run counter -- "$2" "$1" || exit`, func(tries, count, _ int) bool { return count == tries }},
+		{"try", 20, `"$3" run tried --try -- "$2" "$1" 2>/dev/null; case $? in 0) ;; 75) refused=$((refused + 1)); : >"$1.refused" ;; *) exit ;; esac
+			[ $n -lt $most ] || [ -e "$1.refused" ] || most=$((n + 1))`,
+			func(tries, count, refused int) bool { return count == tries-refused && refused > 0 && count > 0 }},
+		{"control", 100, `"$2" "$1"`, func(tries, count, _ int) bool { return count < tries }},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			t.Parallel()
@@ -48,21 +49,23 @@ func TestRun_TwoShellsCount(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			loop := fmt.Sprintf(`refused=0; n=0; while [ $n -lt %d ]; do n=$((n + 1)); %s; done; echo $refused`, times, tt.loop)
-			refusals := make(chan int, 2)
+			loop := fmt.Sprintf(`refused=0; n=0; most=%d; while [ $n -lt $most ]; do n=$((n + 1)); %s; done; echo $n $refused`, times, tt.loop)
+			type outcome struct{ tries, refused int }
+			outcomes := make(chan outcome, 2)
 			for range 2 {
 				go func() {
 					ctx, cancel := context.WithTimeout(context.Background(), 10*limit)
 					defer cancel()
-					refused := -1 << 30
+					var o outcome
 					out, err := shell(ctx, dsn, loop, file, script, path)
-					if _, scanErr := fmt.Sscan(out, &refused); err != nil || scanErr != nil {
+					if _, scanErr := fmt.Sscan(out, &o.tries, &o.refused); err != nil || scanErr != nil {
 						t.Errorf("%v: %s", err, out)
 					}
-					refusals <- refused
+					outcomes <- o
 				}()
 			}
-			refused := <-refusals + <-refusals
+			one, other := <-outcomes, <-outcomes
+			tries, refused := one.tries+other.tries, one.refused+other.refused
 			text, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)
@@ -71,9 +74,9 @@ func TestRun_TwoShellsCount(t *testing.T) {
 			if _, err := fmt.Sscan(string(text), &count); err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("2 × %d times: counted %d, refused %d", times, count, refused)
-			if !tt.counts(times, count, refused) {
-				t.Errorf("counted %d of 2 × %d, refused %d", count, times, refused)
+			t.Logf("%d tries: counted %d, refused %d", tries, count, refused)
+			if !tt.counts(tries, count, refused) {
+				t.Errorf("counted %d in %d tries, refused %d", count, tries, refused)
 			}
 		})
 	}
