@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -32,7 +34,7 @@ func (c *Client) TryAcquireAll(ctx context.Context, names []string, ttl time.Dur
 	shared := requests[0] // one claim for all
 	bids := make(map[string]bid, len(names))
 	var sent time.Time
-	_, err = repeat(ctx, func() (err error) {
+	_, err = repeat(ctx, func(ctx context.Context) (err error) {
 		sent, err = c.calls.call(ctx, func(rows pgx.Rows) error {
 			var name string
 			var s bidScan
@@ -43,11 +45,13 @@ func (c *Client) TryAcquireAll(ctx context.Context, names []string, ttl time.Dur
 		return err
 	})
 	if err != nil {
-		for _, r := range requests {
-			r.claim = shared.claim
-			if ctx.Err() != nil || errors.Is(err, errUnconfirmed) {
-				c.takeBack(r)
+		if ctx.Err() != nil || errors.Is(err, errUnconfirmed) {
+			var wg sync.WaitGroup
+			for _, r := range requests {
+				r.claim = shared.claim
+				wg.Go(func() { c.takeBack(r) })
 			}
+			wg.Wait()
 		}
 		return nil, c.ended(ctx, fmt.Errorf("acquire leases %q: %w", names, err))
 	}
@@ -79,11 +83,7 @@ func (c *Client) AcquireAll(ctx context.Context, names []string, ttl time.Durati
 	for _, name := range slices.Sorted(slices.Values(names)) {
 		l, err := c.Acquire(ctx, name, ttl, opts...)
 		if err != nil {
-			errs := []error{err}
-			for _, l := range byName {
-				errs = append(errs, l.Release(ctx))
-			}
-			return nil, errors.Join(errs...)
+			return nil, errors.Join(err, c.releaseAll(ctx, slices.Collect(maps.Values(byName))))
 		}
 		byName[name] = l
 	}

@@ -110,16 +110,16 @@ func TestAcquireAll_NoDeadlock(t *testing.T) {
 	wg.Wait()
 }
 
-// What AcquireAll had is free again when it gives up.
+// What AcquireAll had is free again when it gives up, by one statement.
 func TestAcquireAll_GivesBackWhatItHad(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.Pool(t)
+	pool, spy := spied(t, pgtest.DSN(t))
 	c := newClient(t, pool)
 	acquire(t, newClient(t, pool), "z", time.Hour)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := c.AcquireAll(ctx, []string{"z", "a"}, time.Hour)
+		_, err := c.AcquireAll(ctx, []string{"z", "b", "a"}, time.Hour)
 		done <- err
 	}()
 	waiting(t, pool, "z", 1)
@@ -131,4 +131,8 @@ func TestAcquireAll_GivesBackWhatItHad(t *testing.T) {
 		t.Errorf("got %v, want ErrLocked and Canceled", err)
 	}
 	acquire(t, c, "a", time.Hour)
+	acquire(t, c, "b", time.Hour)
+	if all, alone := len(spy.heard("pglock.release($1")), len(spy.heard("pglock.release_one($1")); all != 1 || alone != 0 {
+		t.Errorf("%d statements for all and %d for one released two leases", all, alone)
+	}
 }

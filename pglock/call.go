@@ -36,6 +36,9 @@ func (p *ownPool) call(ctx context.Context, scan func(pgx.Rows) error, sql strin
 		if astray(err) {
 			closeConn(conn.Conn())
 		}
+		if unanswered(err) && (ctx.Err() == nil || context.Cause(ctx) == errSilent) {
+			p.distrust(pool)
+		}
 		return sent, advise(err)
 	}
 	return sent, nil
@@ -123,11 +126,28 @@ func unanswered(err error) bool {
 	return true
 }
 
+// answerBound is how long a statement is waited for, on a network that has gone silent
+// for example. What it may wait for on the server takes a second at most.
+const answerBound = 5 * time.Second
+
+var errSilent = fmt.Errorf("pglock: the server did not answer within %v", answerBound)
+
+// timed calls with a context that ends after answerBound.
+func timed(ctx context.Context, call func(context.Context) error) error {
+	bound, cancel := context.WithTimeoutCause(ctx, answerBound, errSilent)
+	defer cancel()
+	err := call(bound)
+	if err != nil && context.Cause(bound) == errSilent {
+		return errSilent // what the context says is not said of the caller's
+	}
+	return err
+}
+
 // repeat calls until an answer comes, a few times: safe for calls that have
 // the effect of one. It reports whether an earlier call may have had its effect.
-func repeat(ctx context.Context, call func() error) (repeated bool, err error) {
+func repeat(ctx context.Context, call func(context.Context) error) (repeated bool, err error) {
 	for try := 1; ; try++ {
-		if err = call(); err == nil || !unanswered(err) || ctx.Err() != nil || try == attempts {
+		if err = timed(ctx, call); err == nil || !unanswered(err) || ctx.Err() != nil || try == attempts {
 			return repeated, err
 		}
 		repeated = true

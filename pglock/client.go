@@ -16,7 +16,8 @@ import (
 //
 // Its statements go over a few connections of its own, made from the
 // configuration of the pool that it was given: code that has taken every
-// connection of that pool starves no renewal.
+// connection of that pool starves no renewal. A statement that is not answered in 5 s
+// goes over another connection, three times all in all.
 //
 // A call made while the client does nothing else is a statement of its own, sent
 // at once. Leases that are tried and released while one is under way go together
@@ -44,6 +45,7 @@ type Client struct {
 	closed  bool
 	handles map[handle]struct{}
 	pending sync.WaitGroup // calls that may yet add a handle
+	tails   sync.WaitGroup // of calls that have returned: they give back what nobody wants
 	running sync.WaitGroup // functions of WithLease, WithLock and Elect
 }
 
@@ -126,6 +128,7 @@ func (c *Client) Close(ctx context.Context) error {
 		wg.Go(func() { errs[i] = h.Release(ctx) })
 	}
 	wg.Wait()
+	c.tails.Wait()
 	c.listener.stop()
 	c.keeper.stop()
 	c.calls.close()

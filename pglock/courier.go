@@ -66,8 +66,8 @@ func (c *courier) try(ctx context.Context, r *request) (a bid, disowned bool, er
 				r.claim = e.load.claim
 			}
 		case <-ctx.Done():
-			if c.withdraw(e) && e.behind == nil {
-				c.client.pending.Go(func() { c.client.disown(e) })
+			if c.withdraw(e) {
+				c.client.tails.Go(func() { c.client.disown(e) })
 			}
 			return bid{}, true, fmt.Errorf("acquire lease %q: %w", r.name, ctx.Err())
 		}
@@ -81,14 +81,12 @@ func (c *courier) try(ctx context.Context, r *request) (a bid, disowned bool, er
 	return a, false, err
 }
 
-// disown gives back what a try is granted whose caller has given up.
+// disown gives back what a try is granted whose caller has given up, unless it has
+// been passed on.
 func (c *Client) disown(e *errand) {
-	select {
-	case <-e.done:
-		if e.alone || e.err == nil && !e.bid.granted {
-			return
-		}
-	case <-time.After(grace):
+	<-e.done
+	if e.alone || e.err == nil && !e.bid.granted {
+		return
 	}
 	r := *e.request
 	r.claim = e.load.claim
@@ -98,12 +96,12 @@ func (c *Client) disown(e *errand) {
 // release ends a tenure. An exchange waits for nobody's row lock; what it finds
 // locked is asked for alone, with the patience for one turn. So is what others of
 // this client wait for: they may just be drawing tickets, and have the row.
-func (c *courier) release(ctx context.Context, l *Lease) (a answer, repeated bool, err error) {
+func (c *courier) release(ctx context.Context, l *Lease, until time.Time) (a answer, repeated bool, err error) {
 	e := &errand{lease: l}
 	if c.client.listener.expects(l.name) {
 		c.setOut()
 	} else if c.hand(e) {
-		if err := c.await(ctx, e); err != nil {
+		if err := c.await(ctx, e, until); err != nil {
 			return answer{}, false, err
 		}
 		if !e.alone && (e.err != nil || e.answer.state != "blocked") {
@@ -112,14 +110,14 @@ func (c *courier) release(ctx context.Context, l *Lease) (a answer, repeated boo
 		c.setOut()
 	}
 	defer c.back()
-	a, again, err := c.client.releaseOne(ctx, l, turn)
+	a, again, err := c.client.releaseOne(ctx, l, until)
 	return a, e.repeated || again, err
 }
 
 // await waits for the answer to a release as long as outlive would: its context
 // costs more than the rest of the call.
-func (c *courier) await(ctx context.Context, e *errand) error {
-	bound := time.NewTimer(releaseBound)
+func (c *courier) await(ctx context.Context, e *errand, until time.Time) error {
+	bound := time.NewTimer(time.Until(until))
 	defer bound.Stop()
 	err := context.DeadlineExceeded
 	select {
@@ -180,9 +178,9 @@ func (c *courier) back() {
 }
 
 // withdraw takes back an errand whose caller has given up, and says whether it
-// is under way. An exchange that nobody waits for any more has a second to end by
+// is under way and may be granted. An exchange that nobody waits for any more has a second to end by
 // itself: what is cut short may be granted after it was given back.
-func (c *courier) withdraw(e *errand) (underWay bool) {
+func (c *courier) withdraw(e *errand) (sent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e.gone = true
@@ -192,7 +190,7 @@ func (c *courier) withdraw(e *errand) (underWay bool) {
 	if e.load.waiting--; e.load.waiting == 0 {
 		time.AfterFunc(time.Second, e.load.cancel)
 	}
-	return true
+	return e.behind == nil
 }
 
 // dispatch sends an exchange if one is wanted and there is room beside those under

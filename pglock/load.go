@@ -69,12 +69,11 @@ func (c *courier) fill() *load {
 // deliverOne sends what goes alone after all, as the statement that it is: an
 // exchange would cost the server more.
 func (c *courier) deliverOne(l *load, e *errand) {
-	defer close(e.done)
 	if r := e.request; r != nil {
 		e.bid, e.err = c.client.tryOne(l.ctx, r, l.claim)
 		return
 	}
-	e.answer, e.repeated, e.err = c.client.releaseOne(l.ctx, e.lease, turn)
+	e.answer, e.repeated, e.err = c.client.releaseOne(l.ctx, e.lease, time.Now().Add(releaseBound))
 }
 
 // deliver sends what a load carries, and tells each caller what became of his call.
@@ -84,11 +83,27 @@ func (c *courier) deliver(l *load) {
 	} else {
 		c.deliverMany(l)
 	}
+	c.passOn(l)
+	for _, errands := range [][]*errand{l.errands, l.behind} {
+		for _, e := range errands {
+			close(e.done)
+		}
+	}
+}
+
+// passOn gives those who are behind another the answer that he had: he has it now. If
+// his caller has given up, the first of them who asked for the same has it instead.
+func (c *courier) passOn(l *load) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for _, e := range l.behind {
 		first := e.behind
 		e.bid, e.err, e.alone = first.bid, first.err, first.alone
-		e.bid.granted = false
-		close(e.done)
+		if first.bid.granted && first.gone && !e.gone && e.request.like(first.request) {
+			e.behind, first.bid.granted = nil, false
+		} else {
+			e.bid.granted = false
+		}
 	}
 }
 
@@ -123,11 +138,11 @@ func (c *courier) deliverMany(l *load) {
 	var name string
 	var a answer
 	var s bidScan
-	repeated, err := repeat(l.ctx, func() (err error) {
+	repeated, err := repeat(l.ctx, func(ctx context.Context) (err error) {
 		for _, e := range l.errands { // what a lost answer said is not this one's
 			e.bid, e.answer = bid{}, answer{state: "released"} // unless a row says otherwise
 		}
-		sent, err = c.client.calls.call(l.ctx, func(rows pgx.Rows) error {
+		sent, err = c.client.calls.call(ctx, func(rows pgx.Rows) error {
 			if err := rows.Scan(&name, &s.token, &a.state, &a.blockers, &a.since, &s.holder, &s.remaining, &s.expires); err != nil {
 				return err
 			}
@@ -149,6 +164,5 @@ func (c *courier) deliverMany(l *load) {
 			e.err = fmt.Errorf("acquire lease %q: %w", e.request.name, err)
 		}
 		e.alone = refused && !unanswered(err)
-		close(e.done)
 	}
 }

@@ -29,7 +29,12 @@ func (c *Client) Observe(ctx context.Context, name string) <-chan LeaseInfo {
 		var last *LeaseInfo
 		for {
 			pause := look
-			if infos, err := c.leases(ctx, &name); err == nil {
+			var infos []LeaseInfo
+			err := timed(ctx, func(ctx context.Context) (err error) {
+				infos, err = c.leases(ctx, &name)
+				return err
+			})
+			if err == nil {
 				now := LeaseInfo{Name: name}
 				if len(infos) == 1 && infos[0].Remaining > 0 {
 					now = infos[0]

@@ -51,8 +51,8 @@ func (p *ownPool) open() (*pgxpool.Pool, error) {
 		}
 		config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { return true, nil }
 		config.AfterRelease, config.BeforeClose = nil, nil
-		// Every call may be repeated, so that a stale connection costs a second
-		// try; a ping before each would cost a round trip.
+		// Every call may be repeated, so that stale connections cost a second try;
+		// a ping before each would cost a round trip.
 		config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 		after := config.AfterConnect
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
@@ -91,6 +91,15 @@ func (p *ownPool) giveBack(conn *pgxpool.Conn) {
 	}
 	broken := conn.Hijack()
 	p.closing.Go(func() { closeConn(broken) })
+}
+
+// distrust takes out what lies idle: a connection has just turned out to be dead, and
+// those that are older than that are probably dead too.
+func (p *ownPool) distrust(pool *pgxpool.Pool) {
+	for _, conn := range pool.AcquireAllIdle(context.Background()) {
+		idle := conn.Hijack()
+		p.closing.Go(func() { closeConn(idle) })
+	}
 }
 
 func (p *ownPool) close() {

@@ -138,11 +138,11 @@ func (c *Client) standInLine(ctx context.Context, r *request) (*Lease, *HeldErro
 // second for it at most; what can't be taken back then ends with its TTL.
 func (c *Client) takeBack(r *request) {
 	done := make(chan struct{})
-	c.pending.Go(func() {
+	c.tails.Go(func() {
 		defer close(done)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.values), grace)
 		defer cancel()
-		_, _ = repeat(ctx, func() error {
+		_, _ = repeat(ctx, func(ctx context.Context) error {
 			_, err := c.calls.call(ctx, func(pgx.Rows) error { return nil }, cancelSQL, r.name, r.claim)
 			return err
 		})

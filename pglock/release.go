@@ -26,8 +26,8 @@ const (
 	// turn is how long one statement of it waits.
 	turn = 100 * time.Millisecond
 
-	// releaseBound is how long one statement may take where nothing else bounds
-	// it, with the repeats of a lost answer.
+	// releaseBound is how long a release may take where nothing else bounds it, with
+	// the repeats of a lost answer.
 	releaseBound = 2 * patience
 )
 
@@ -43,7 +43,7 @@ const (
 //
 // Any other error comes from the server, which has undone the release: the lease
 // is still held then too. It goes on for up to 5 s after ctx has ended, and for no
-// longer than 15 s. Call it when the work that the lease protects has ended. One
+// longer than 10 s. Call it when the work that the lease protects has ended. One
 // statement, or while the client is busy a part of one that its calls share, and
 // beside an open guard one more for each 100 ms that it waits:
 //
@@ -55,13 +55,13 @@ func (l *Lease) Release(ctx context.Context) error {
 		return l.verdict
 	}
 	before := l.stop(ErrReleased)
-	give := time.Now().Add(min(patience, time.Until(l.Deadline())))
-	a, repeated, err := l.client.courier.release(ctx, l)
+	give, until := time.Now().Add(min(patience, time.Until(l.Deadline()))), time.Now().Add(releaseBound)
+	a, repeated, err := l.client.courier.release(ctx, l, until)
 	for err == nil && a.state == "blocked" && time.Now().Before(give) && ctx.Err() == nil {
 		// In short turns, so that releases that are blocked don't keep the
 		// client's connections from those that are not.
 		var again bool
-		a, again, err = l.client.releaseOne(ctx, l, turn)
+		a, again, err = l.client.releaseOne(ctx, l, until)
 		repeated = repeated || again
 	}
 	return l.settle(before, a, repeated, err)
@@ -111,10 +111,10 @@ func scanAnswer(rows pgx.Rows) (token Token, a answer, err error) {
 	return token, a, err
 }
 
-// releaseOne is release for one lease.
-func (c *Client) releaseOne(ctx context.Context, l *Lease, wait time.Duration) (a answer, repeated bool, err error) {
-	repeated, err = c.askRelease(ctx, func(_ Token, one answer) { a = one }, releaseOneSQL,
-		l.name, int64(l.token), wait, l.awaited || c.listener.expects(l.name))
+// releaseOne is release for one lease, with the patience for one turn.
+func (c *Client) releaseOne(ctx context.Context, l *Lease, until time.Time) (a answer, repeated bool, err error) {
+	repeated, err = c.askRelease(ctx, until, func(_ Token, one answer) { a = one }, releaseOneSQL,
+		l.name, int64(l.token), turn, l.awaited || c.listener.expects(l.name))
 	return a, repeated, err
 }
 
@@ -122,16 +122,16 @@ func (c *Client) releaseOne(ctx context.Context, l *Lease, wait time.Duration) (
 func (c *Client) release(ctx context.Context, leases []*Lease, wait time.Duration) (answers map[*Lease]answer, repeated bool, err error) {
 	names, tokens, byToken := columns(leases)
 	answers = make(map[*Lease]answer, len(leases))
-	repeated, err = c.askRelease(ctx, func(token Token, one answer) { answers[byToken[token]] = one }, releaseSQL, names, tokens, wait)
+	repeated, err = c.askRelease(ctx, time.Now().Add(releaseBound), func(token Token, one answer) { answers[byToken[token]] = one }, releaseSQL, names, tokens, wait)
 	return answers, repeated, err
 }
 
 // askRelease sends a statement, again when its answer was lost, on a context that
-// outlives the caller's.
-func (c *Client) askRelease(ctx context.Context, got func(Token, answer), sql string, args ...any) (repeated bool, err error) {
-	ctx, cancel := outlive(ctx)
+// outlives the caller's, but not until.
+func (c *Client) askRelease(ctx context.Context, until time.Time, got func(Token, answer), sql string, args ...any) (repeated bool, err error) {
+	ctx, cancel := outlive(ctx, until)
 	defer cancel()
-	return repeat(ctx, func() error {
+	return repeat(ctx, func(ctx context.Context) error {
 		_, err := c.calls.call(ctx, func(rows pgx.Rows) error {
 			token, a, err := scanAnswer(rows)
 			got(token, a)
@@ -142,9 +142,9 @@ func (c *Client) askRelease(ctx context.Context, got func(Token, answer), sql st
 }
 
 // outlive returns the context of a release that was called with ctx.
-func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
+func outlive(ctx context.Context, until time.Time) (context.Context, context.CancelFunc) {
 	ctx, cancel := linger(ctx, grace)
-	ctx, stop := context.WithTimeout(ctx, releaseBound)
+	ctx, stop := context.WithDeadline(ctx, until)
 	return ctx, func() { stop(); cancel() }
 }
 
