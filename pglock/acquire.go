@@ -241,7 +241,7 @@ func (a bid) held(name string) *HeldError {
 
 // lease makes the handle of a tenure just granted.
 func (c *Client) lease(r *request, token Token, sent time.Time, remaining time.Duration) *Lease {
-	l := &Lease{client: c, name: r.name, token: token, ttl: r.ttl, acquired: time.Now(), awaited: r.waited, beat: beat{index: -1}}
+	l := &Lease{client: c, name: r.name, token: token, ttl: r.ttl, acquired: time.Now(), queued: r.waited, beat: beat{index: -1}}
 	l.open(r.values)
 	// Told before the keeper, which may lose it, has it; an observer may ask for its
 	// deadline at once.

@@ -26,11 +26,11 @@ func (p *ownPool) call(ctx context.Context, scan func(pgx.Rows) error, sql strin
 	}
 	defer p.giveBack(conn)
 	sent = time.Now()
-	err = exchange(ctx, conn.Conn(), scan, false, sql, args)
+	err = send(ctx, conn.Conn(), scan, false, sql, args)
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "54000" {
 		// The NOTIFY queue is full, which has rolled the call back.
 		sent = time.Now()
-		err = exchange(ctx, conn.Conn(), scan, true, sql, args)
+		err = send(ctx, conn.Conn(), scan, true, sql, args)
 	}
 	if err != nil {
 		if astray(err) {
@@ -44,7 +44,7 @@ func (p *ownPool) call(ctx context.Context, scan func(pgx.Rows) error, sql strin
 	return sent, nil
 }
 
-func exchange(ctx context.Context, conn *pgx.Conn, scan func(pgx.Rows) error, quiet bool, sql string, args []any) error {
+func send(ctx context.Context, conn *pgx.Conn, scan func(pgx.Rows) error, quiet bool, sql string, args []any) error {
 	data := conn.PgConn().CustomData()
 	delete(data, unconfirmed)
 	if data[otherLevel] == nil && !quiet {
@@ -130,7 +130,14 @@ func unanswered(err error) bool {
 // for example. What it may wait for on the server takes a second at most.
 const answerBound = 5 * time.Second
 
-var errSilent = fmt.Errorf("pglock: the server did not answer within %v", answerBound)
+var errSilent error = silence{}
+
+type silence struct{}
+
+func (silence) Error() string {
+	return fmt.Sprintf("pglock: the server did not answer within %v", answerBound)
+}
+func (silence) Timeout() bool { return true }
 
 // timed calls with a context that ends after answerBound.
 func timed(ctx context.Context, call func(context.Context) error) error {

@@ -17,7 +17,7 @@ import (
 //   - fn returns while the lease is held: Elect releases it and returns fn's
 //     error, joined with the release's.
 //   - the lease is lost: Elect waits for fn to return and campaigns again, also
-//     while the server can't be reached or is no primary.
+//     while the server can't be reached or is no primary: a CampaignFailed each time.
 //   - ctx ends: Elect waits for fn, releases and returns ctx's cause.
 //   - the client is closed: likewise, and the error matches ErrClosed.
 //
@@ -47,7 +47,8 @@ func (c *Client) Elect(ctx context.Context, name string, ttl time.Duration, fn f
 			}
 		case hopeless(err):
 			return err
-		default: // nobody could be asked, or nobody there grants: try again in a while
+		default:
+			tell(ctx, c, CampaignFailed{Name: name, Err: err})
 			select {
 			case <-ctx.Done():
 			case <-c.life.Done():

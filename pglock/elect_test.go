@@ -26,6 +26,28 @@ func TestElect_ReturnsWhatFnReturns(t *testing.T) {
 	}
 }
 
+// While it can't campaign its observer hears why, and it leads when it can.
+func TestElect_SaysWhyItDoesNotLead(t *testing.T) {
+	t.Parallel()
+	wire := pgtest.Proxy(t, pgtest.DSN(t))
+	wire.Cut()
+	n := &notes{}
+	c := newClient(t, pgtest.PoolOn(t, wire.DSN()), pglock.WithObserver(n))
+	done := make(chan error, 1)
+	go func() {
+		done <- c.Elect(t.Context(), "leader", time.Second, func(context.Context, *pglock.Lease) error { return nil })
+	}()
+	for _, event := range n.take(t, 2) {
+		if failed, ok := event.(pglock.CampaignFailed); !ok || failed.Name != "leader" || failed.Err == nil {
+			t.Errorf("told %#v", event)
+		}
+	}
+	wire.Heal()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 // A leader that loses the lease finishes its work and campaigns again, behind
 // whoever has taken over.
 func TestElect_CampaignsAgainAfterALoss(t *testing.T) {

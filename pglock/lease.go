@@ -24,7 +24,7 @@ type Lease struct {
 	ttl    time.Duration
 
 	acquired time.Time
-	awaited  bool         // it was waited for, so that others may wait too
+	queued   bool         // it was waited for, so that others may wait too
 	told     bool         // the observer knows of it
 	deadline atomic.Int64 // by the keeper's clock
 	beat     beat         // the keeper's own

@@ -5,8 +5,8 @@ import (
 	"log/slog"
 )
 
-// LogTo returns an Observer that writes to a log. A loss, a refused write and the
-// fallback are warnings, for somebody should look at them; all else is at the
+// LogTo returns an Observer that writes to a log. A loss, a refused write, a
+// failed campaign and the fallback are warnings, for somebody should look at them; all else is at the
 // level of debugging, a wait that its context ended included. The attributes are
 // lease, token, waited, held, took, leases, tickets, cause and error. A nil logger
 // is slog.Default, as it is then.
@@ -33,6 +33,8 @@ func (b logbook) Observe(ctx context.Context, event Event) {
 		default:
 			b.LogAttrs(ctx, slog.LevelDebug, "pglock: waiting for lease failed", append(attrs, slog.Any("error", e.Err))...)
 		}
+	case CampaignFailed:
+		b.LogAttrs(ctx, slog.LevelWarn, "pglock: campaign failed, it is tried again", slog.String("lease", e.Name), slog.Any("error", e.Err))
 	case Renewed:
 		attrs := []slog.Attr{slog.Int("leases", e.Leases), slog.Int("tickets", e.Tickets), slog.Duration("took", e.Took)}
 		if e.Err == nil {

@@ -26,6 +26,7 @@ func TestLogTo(t *testing.T) {
 		{pglock.Waited{Name: "a", Waited: time.Second}, ""}, // Acquired has said it
 		{pglock.Waited{Name: "a", Waited: time.Second, Err: context.Canceled, GaveUp: true}, `level=DEBUG msg="pglock: gave up waiting for lease" lease=a waited=1s`},
 		{pglock.Waited{Name: "a", Waited: time.Second, Err: errors.New("no")}, `level=DEBUG msg="pglock: waiting for lease failed" lease=a waited=1s error=no`},
+		{pglock.CampaignFailed{Name: "a", Err: errors.New("no")}, `level=WARN msg="pglock: campaign failed, it is tried again" lease=a error=no`},
 		{pglock.Renewed{Leases: 3, Took: time.Second}, `level=DEBUG msg="pglock: renewed" leases=3 tickets=0 took=1s`},
 		{pglock.Renewed{Tickets: 2, Took: time.Second, Err: errors.New("no")}, `level=DEBUG msg="pglock: renewal failed" leases=0 tickets=2 took=1s error=no`},
 		{pglock.Lost{Name: "a", Token: 7, Held: time.Minute, Err: lost}, `level=WARN msg="pglock: lease lost" lease=a token=7 held=1m0s cause=taken error="pglock: lease \"a\" with token 7 lost: taken"`},

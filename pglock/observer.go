@@ -40,6 +40,13 @@ type Waited struct {
 	GaveUp bool          // the call's context ended, or the client was closed: Err is no failure
 }
 
+// CampaignFailed: Elect could not stand for the lease, because nobody could be asked or
+// nobody there grants. It tries again.
+type CampaignFailed struct {
+	Name string
+	Err  error
+}
+
 // Renewed: a renewal statement has ended.
 type Renewed struct {
 	Leases, Tickets int           // that it was for
@@ -83,10 +90,11 @@ type Fallback struct {
 	Err error
 }
 
-func (Acquired) event() {}
-func (Waited) event()   {}
-func (Renewed) event()  {}
-func (Lost) event()     {}
-func (Released) event() {}
-func (Fenced) event()   {}
-func (Fallback) event() {}
+func (Acquired) event()       {}
+func (Waited) event()         {}
+func (CampaignFailed) event() {}
+func (Renewed) event()        {}
+func (Lost) event()           {}
+func (Released) event()       {}
+func (Fenced) event()         {}
+func (Fallback) event()       {}

@@ -114,7 +114,7 @@ func scanAnswer(rows pgx.Rows) (token Token, a answer, err error) {
 // releaseOne is release for one lease, with the patience for one turn.
 func (c *Client) releaseOne(ctx context.Context, l *Lease, until time.Time) (a answer, repeated bool, err error) {
 	repeated, err = c.askRelease(ctx, until, func(_ Token, one answer) { a = one }, releaseOneSQL,
-		l.name, int64(l.token), turn, l.awaited || c.listener.expects(l.name))
+		l.name, int64(l.token), turn, l.queued || c.listener.expects(l.name))
 	return a, repeated, err
 }
 

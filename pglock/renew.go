@@ -135,17 +135,17 @@ func (k *keeper) answered(batch []kept, sent time.Time, answers map[kept]renewal
 		if b.index < 0 {
 			continue // released, granted, lost or given up meanwhile
 		}
-		kept := true
+		stays := true
 		switch one := one.(type) {
 		case *Lease:
 			var cause Cause
-			if kept, cause = k.answeredLease(one, sent, now, answers[one], err); !kept {
+			if stays, cause = k.answeredLease(one, sent, now, answers[one], err); !stays {
 				ended[one] = cause
 			}
 		case *ticket:
-			kept = k.answeredTicket(one, sent, now, answers[one], err)
+			stays = k.answeredTicket(one, sent, now, answers[one], err)
 		}
-		if kept {
+		if stays {
 			heap.Fix(&k.line, b.index)
 		} else {
 			heap.Remove(&k.line, b.index)

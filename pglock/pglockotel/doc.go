@@ -11,6 +11,7 @@
 //	pglock.lease.lost            counter          {lease}     ended otherwise, by pglock.lost.cause
 //	pglock.lease.wait.duration   histogram        s           calls that had to wait, by pglock.wait.outcome
 //	pglock.lease.hold.duration   histogram        s           from grant to end
+//	pglock.campaign.failures     counter          {campaign}  Elect could not stand for it, by error.type
 //	pglock.renewals              counter          {statement} by pglock.renewal.kind; failed: with error.type
 //	pglock.write.fenced          counter          {write}     refused, for its lease had ended
 //	pglock.fallbacks             counter          {fallback}  waiters are not woken by notifications
@@ -25,8 +26,8 @@
 //
 // The causes are expired, taken, released_by_force, released_by_its_holder and
 // unreachable. A wait's outcome is granted, gave_up (its context ended, or the client
-// was closed) or failed, which alone has an error.type: the SQLSTATE, timeout, or
-// _OTHER.
+// was closed) or failed, which alone has an error.type. That is the SQLSTATE, timeout,
+// or _OTHER.
 //
 // Lease names can be many: no metric has them, unless WithClass says how.
 //

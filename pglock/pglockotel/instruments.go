@@ -15,8 +15,8 @@ import (
 // instruments are what New makes of a Meter, but for the count of held leases,
 // which is asked for.
 type instruments struct {
-	acquired, released, lost, renewals, fenced, fallbacks, conflicts metric.Int64Counter
-	waited, hold                                                     metric.Float64Histogram
+	acquired, released, lost, campaigns, renewals, fenced, fallbacks, conflicts metric.Int64Counter
+	waited, hold                                                                metric.Float64Histogram
 }
 
 // Seconds: a hand-over takes a millisecond, and a leader may reign for a day.
@@ -36,6 +36,7 @@ func (i *instruments) make(meter metric.Meter, count metric.Int64Callback) error
 		{&i.acquired, "pglock.lease.acquired", "{lease}", "Leases granted."},
 		{&i.released, "pglock.lease.released", "{lease}", "Leases released by their holder."},
 		{&i.lost, "pglock.lease.lost", "{lease}", "Leases lost."},
+		{&i.campaigns, "pglock.campaign.failures", "{campaign}", "Times that Elect could not stand for a lease; it tries again."},
 		{&i.renewals, "pglock.renewals", "{statement}", "Renewal statements; those with error.type failed, and are tried again."},
 		{&i.fenced, "pglock.write.fenced", "{write}", "Writes refused because their lease had ended."},
 		{&i.fallbacks, "pglock.fallbacks", "{fallback}", "Times that notifications stopped coming, so that waiters look again every 50 ms."},
@@ -110,7 +111,11 @@ func errorType(err error) []attribute.KeyValue {
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return []attribute.KeyValue{semconv.ErrorTypeKey.String(pg.Code)}
 	}
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+	late, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](err)
+	if ok && late.Timeout() || errors.Is(err, context.Canceled) {
 		return []attribute.KeyValue{semconv.ErrorTypeKey.String("timeout")} // a bound of the client's own
 	}
 	return []attribute.KeyValue{semconv.ErrorTypeOther}

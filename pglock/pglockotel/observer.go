@@ -94,6 +94,8 @@ func (o *Observer) Observe(ctx context.Context, event pglock.Event) {
 		ended := outcome(e)
 		o.waited.Record(ctx, e.Waited.Seconds(), o.of(e.Name, ended...))
 		o.wait(ctx, e, ended)
+	case pglock.CampaignFailed:
+		o.campaigns.Add(ctx, 1, o.of(e.Name, errorType(e.Err)...))
 	case pglock.Renewed:
 		kind := attribute.String("pglock.renewal.kind", "lease")
 		if e.Tickets > 0 {

@@ -64,6 +64,7 @@ func TestObserver_EveryInstrument(t *testing.T) {
 		17: pglock.Waited{Name: "a/1", Waited: time.Second},
 		18: pglock.Waited{Name: "a/2", Waited: time.Second, Err: context.Canceled, GaveUp: true},
 		19: pglock.Waited{Name: "a/3", Waited: time.Second, Err: down},
+		20: pglock.CampaignFailed{Name: "a/4", Err: down},
 	} {
 		many(func() { s.Observe(t.Context(), event) }, n)
 	}
@@ -94,6 +95,7 @@ func TestObserver_EveryInstrument(t *testing.T) {
 		"pglock.renewals {statement} error.type=timeout,pglock.renewal.kind=lease":                      13,
 		"pglock.renewals {statement} pglock.renewal.kind=ticket":                                        14,
 		"pglock.renewals {statement} error.type=_OTHER,pglock.renewal.kind=ticket":                      15,
+		"pglock.campaign.failures {campaign} error.type=57P01,pglock.lease.class=a":                     20,
 		"pglock.fallbacks {fallback} ":                                                                  16,
 		"pglock.lease.wait.duration s pglock.lease.class=a,pglock.wait.outcome=granted":                 17,
 		"pglock.lease.wait.duration s pglock.lease.class=a,pglock.wait.outcome=gave_up":                 18,
