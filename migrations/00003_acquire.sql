@@ -176,7 +176,7 @@ BEGIN
             PERFORM pglock.follow_timeline();
             passed := 0;
             FOREACH lease IN ARRAY free LOOP
-                IF lease <> ALL (taken) AND pglock.hand_on(lease) THEN
+                IF lease <> ALL (taken) AND coalesce(pglock.hand_on(lease), true) THEN
                     passed := passed + 1;
                 END IF;
             END LOOP;

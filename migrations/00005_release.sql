@@ -5,19 +5,54 @@
 -- +goose Up
 
 -- Locks the row of a tenure FOR UPDATE, waiting no longer than told; says
--- whether it has it.
+-- whether it has it. What it waits for it asks again without waiting: a lock that a
+-- subtransaction has waited for is not the outer one's. The UPDATE that ends the tenure
+-- would then not be one of the key for a guard that comes to it from an older version
+-- of the row, and that guard would pass.
+--
+-- lock_timeout counts anew for each guard in the way. Where new ones keep coming it
+-- looks again and again instead, and waits only when none has come for 8 ms.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.lock_within(name text, token bigint, patience interval) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = 0
 AS $$
+DECLARE
+    give_up timestamptz := clock_timestamp() + patience;
+    pause   float8 := 0.001;                                  -- seconds
+    locker  xid;
+    before  xid;
 BEGIN
-    PERFORM set_config('lock_timeout', greatest(1, ceil(extract(epoch FROM patience) * 1000))::bigint::text, true);
-    PERFORM FROM pglock.leases l
-    WHERE l.name = lock_within.name AND l.token = lock_within.token AND l.claim IS NOT NULL
-    FOR UPDATE;
-    RETURN FOUND;
-EXCEPTION WHEN lock_not_available THEN
-    RETURN false;
+    LOOP
+        PERFORM FROM pglock.leases l
+        WHERE l.name = lock_within.name AND l.token = lock_within.token AND l.claim IS NOT NULL
+        FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+        SELECT l.xmax INTO locker FROM pglock.leases l
+        WHERE l.name = lock_within.name AND l.token = lock_within.token AND l.claim IS NOT NULL;
+        IF NOT FOUND OR clock_timestamp() >= give_up THEN
+            RETURN false;
+        END IF;
+        IF pause <= 0.008 OR locker <> before THEN
+            PERFORM pg_sleep(pause);
+            pause := least(2 * pause, 0.016);
+        ELSE
+            BEGIN
+                PERFORM set_config('lock_timeout', least(greatest(1, ceil(extract(epoch FROM give_up - clock_timestamp()) * 1000)), 1e9)::bigint::text, true);
+                PERFORM FROM pglock.leases l
+                WHERE l.name = lock_within.name AND l.token = lock_within.token AND l.claim IS NOT NULL
+                FOR UPDATE;
+                RAISE EXCEPTION USING ERRCODE = 'lock_not_available'; -- gives it back
+            EXCEPTION
+                WHEN lock_not_available THEN
+                    NULL;
+                WHEN deadlock_detected THEN
+                    RETURN false;
+            END;
+        END IF;
+        before := locker;
+    END LOOP;
 END
 $$;
 -- +goose StatementEnd
@@ -58,9 +93,10 @@ CREATE FUNCTION pglock.vacate(names text[], awaited boolean) RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    freed text[];
-    again text[];
-    lease text;
+    freed  text[];
+    again  text[];
+    lease  text;
+    handed boolean;
 BEGIN
     LOOP
         freed := '{}';
@@ -78,7 +114,14 @@ BEGIN
         END IF;
         again := '{}';
         FOREACH lease IN ARRAY names LOOP
-            IF lease <> ALL (freed) AND NOT pglock.hand_on(lease) THEN
+            CONTINUE WHEN lease = ANY (freed);
+            handed := pglock.hand_on(lease);
+            IF handed IS NULL THEN                            -- who waits can't be asked, and will look himself
+                UPDATE pglock.leases AS l
+                SET claim = NULL, holder = NULL, role = NULL, expires_at = '-infinity', ttl = NULL, metadata = NULL,
+                    awaited = true
+                WHERE l.name = lease;
+            ELSIF NOT handed THEN
                 again := again || lease;                      -- nobody waits, or not any more
             END IF;
         END LOOP;
@@ -211,13 +254,17 @@ BEGIN
     IF first IS NOT NULL AND timeline = pglock.timeline()
        AND release_one.token <= coalesce(pg_sequence_last_value('pglock.leases_token_seq'), 0)
        AND current_setting('synchronous_commit') <> 'off' THEN -- draw and the epoch have nothing to say
-        DELETE FROM pglock.waiters w WHERE w.name = release_one.name AND w.ticket = first RETURNING w.* INTO head;
+        DELETE FROM pglock.waiters w
+        WHERE w.ctid = (
+            SELECT f.ctid FROM pglock.waiters f WHERE f.name = release_one.name AND f.ticket = first
+            FOR UPDATE SKIP LOCKED)
+        RETURNING w.* INTO head;
         IF head.expires_at > clock_timestamp() THEN
             UPDATE pglock.leases AS l
             SET token = nextval('pglock.leases_token_seq'), holder = head.holder, role = head.role, claim = head.claim,
                 acquired_at = clock_timestamp(), expires_at = head.expires_at, ttl = head.ttl, metadata = head.metadata
             WHERE l.name = release_one.name
-            RETURNING CASE WHEN current_setting('pglock.quiet', true) = 'on' THEN true
+            RETURNING CASE WHEN current_setting('pglock.quiet', true) = pg_current_xact_id()::text THEN true
                            ELSE pg_notify(head.channel, head.claim || ' ' || l.token) IS NOT NULL END INTO told;
             RETURN ending;
         END IF;

@@ -10,27 +10,35 @@
 --     committed in the order of their numbers.
 --   * Who locks a ticket without its lease's row waits for nothing after that:
 --     refresh skips those that are locked, and comes to them last; cancel locks
---     one and nothing else. So who hands on several may wait for each.
+--     one and nothing else. So who hands on several may wait for each, for a second:
+--     whose ticket is locked for longer, by a transaction left open, is passed over.
 --   * A grant has the ticket's expiry, which the DELETE that consumes the ticket
 --     returns: a refresh is either in it or finds the ticket gone. The winner's
 --     own deadline, counted from its last refresh, is never later than that.
 
 -- +goose Up
 
--- Grants a lease to the head of its queue; says whether there was one. The
--- caller has the row locked FOR UPDATE, and it is free or has expired.
+-- Grants a lease to the head of its queue; says whether there was one, and NULL where
+-- all were passed over. The caller has the row locked FOR UPDATE, and it is free or
+-- has expired.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.hand_on(name text) RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    told boolean;
+    told    boolean;
+    first   bigint;
+    passed  bigint := 0;                                      -- over: the tickets up to this one
+    give_up timestamptz := clock_timestamp() + interval '1 s';
 BEGIN
     LOOP
         WITH head AS (
             DELETE FROM pglock.waiters w
-            WHERE w.name = hand_on.name
-              AND w.ticket = (SELECT min(f.ticket) FROM pglock.waiters f WHERE f.name = hand_on.name)
+            WHERE w.ctid = (
+                SELECT f.ctid FROM pglock.waiters f
+                WHERE f.name = hand_on.name
+                  AND f.ticket = (SELECT min(m.ticket) FROM pglock.waiters m WHERE m.name = hand_on.name AND m.ticket > passed)
+                FOR UPDATE SKIP LOCKED)
               AND (SELECT e.timeline = pglock.timeline() FROM pglock.epoch e WHERE e.singleton)
             RETURNING w.*)
         UPDATE pglock.leases AS l
@@ -40,15 +48,25 @@ BEGIN
         FROM head
         WHERE l.name = hand_on.name AND head.expires_at > clock_timestamp()
         -- A full NOTIFY queue would roll the grant back: the client repeats it without.
-        RETURNING CASE WHEN current_setting('pglock.quiet', true) = 'on' THEN true
+        RETURNING CASE WHEN current_setting('pglock.quiet', true) = pg_current_xact_id()::text THEN true
                        ELSE pg_notify(head.channel, head.claim || ' ' || l.token) IS NOT NULL END INTO told;
         IF FOUND THEN
             RETURN true;
         END IF;
-        -- It was cancelled just now or abandoned, or the timeline is in its way, or there is none.
+        -- It was cancelled just now or abandoned, or is locked, or the timeline is in its
+        -- way, or there is none.
         PERFORM pglock.follow_timeline();
-        IF NOT EXISTS (SELECT FROM pglock.waiters w WHERE w.name = hand_on.name) THEN
-            RETURN false;
+        SELECT min(w.ticket) INTO first FROM pglock.waiters w WHERE w.name = hand_on.name AND w.ticket > passed;
+        IF first IS NULL THEN
+            RETURN CASE WHEN passed = 0 THEN false END;
+        END IF;
+        PERFORM FROM pglock.waiters w WHERE w.name = hand_on.name AND w.ticket = first FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            IF clock_timestamp() < give_up THEN
+                PERFORM pg_sleep(0.001);
+            ELSE
+                passed := first;
+            END IF;
         END IF;
     END LOOP;
 END
@@ -106,8 +124,13 @@ BEGIN
                     clock_timestamp() + enqueue.ttl, enqueue.ttl, enqueue.metadata)
             -- A repeat extends the ticket, since its answer is what the client counts from.
             ON CONFLICT ON CONSTRAINT waiters_claim_key DO UPDATE SET expires_at = excluded.expires_at
-            WHERE w.role = session_user
+            WHERE w.role = session_user AND w.name = excluded.name
             RETURNING w.ticket INTO ticket;
+            IF ticket IS NULL AND EXISTS (
+                SELECT FROM pglock.waiters w WHERE w.claim = enqueue.claim AND w.role = session_user) THEN
+                RAISE EXCEPTION 'claim % waits for another lease', enqueue.claim
+                    USING ERRCODE = 'invalid_parameter_value', HINT = 'Give each ticket a claim of its own.';
+            END IF;
             IF NOT lease.awaited THEN
                 UPDATE pglock.leases AS l SET awaited = true WHERE l.name = enqueue.name;
             END IF;

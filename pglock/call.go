@@ -59,7 +59,7 @@ func send(ctx context.Context, conn *pgx.Conn, scan func(pgx.Rows) error, quiet 
 		batch := &pgx.Batch{}
 		batch.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
 		if quiet {
-			batch.Queue("SELECT set_config('pglock.quiet', 'on', true)")
+			batch.Queue("SELECT set_config('pglock.quiet', pg_current_xact_id()::text, true)")
 		}
 		batch.Queue(sql, args...).Query(func(rows pgx.Rows) error { return read(rows, scan) })
 		batch.Queue("COMMIT")

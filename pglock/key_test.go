@@ -21,6 +21,8 @@ import (
 func TestKeyOf_Golden(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
+	old := newConn(t, pool)
+	exec(t, old, `SET standard_conforming_strings = off`)
 	for name, want := range map[string]int64{
 		"accounts/42":             -4014232167637206034,
 		"a":                       -4875054071294220079,
@@ -35,6 +37,9 @@ func TestKeyOf_Golden(t *testing.T) {
 		const sql = `SELECT ('x' || encode(substr(sha256('pglock/v1\000'::bytea || convert_to($1, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint`
 		if got := one[int64](t, pool, sql, name); got != want {
 			t.Errorf("the server's key of %.20q is %d, want %d", name, got, want)
+		}
+		if got := one[int64](t, old, `SELECT pglock.advisory_key($1)`, name); got != want {
+			t.Errorf("where backslashes escape, the server's key of %.20q is %d, want %d", name, got, want)
 		}
 		if got := one[int64](t, pool, `SELECT pglock.advisory_key($1)`, name); got != want {
 			t.Errorf("the schema's key of %.20q is %d, want %d", name, got, want)

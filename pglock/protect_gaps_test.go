@@ -45,6 +45,11 @@ func TestProtect_View(t *testing.T) {
 	odd := protected{`"odd ""name"`, `it's \% 50\\_%`, true, none}
 	show("protected", odd, protected{"parts", "parts", true, none})
 
+	old := newConn(t, pool)
+	exec(t, old, `SET standard_conforming_strings = off`)
+	exec(t, old, `SELECT pglock.protect('"odd ""name"', $1)`, odd.Pattern)
+	show("protected again where backslashes escape", odd, protected{"parts", "parts", true, none})
+
 	exec(t, pool, `CREATE TABLE two PARTITION OF parts FOR VALUES IN (2)`)
 	show("a partition created since", odd, protected{"parts", "parts", true, []string{"two"}})
 	if _, err := pool.Exec(t.Context(), `INSERT INTO two VALUES (2)`); sqlState(err) != "PW004" {

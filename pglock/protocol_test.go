@@ -37,25 +37,92 @@ func TestQueue_AFreeLeaseWhoseRowIsLocked(t *testing.T) {
 	}
 }
 
-// Who joins a queue whose first ticket another transaction has locked all the
-// time is told to ask again. An error would end the caller's wait.
+// A ticket that a transaction left open has locked holds up nobody for longer than a
+// second: the next in line is served, and who has it keeps his place.
 func TestQueue_L8_TheFirstTicketIsLocked(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.Pool(t)
-	const claim = `'00000000-0000-4000-8000-000000000001'`
-	exec(t, pool, `SELECT pglock.acquire('{n}', '1 h')`)
-	exec(t, pool, `SELECT pglock.enqueue('n', '1 h', `+claim+`, 'nobody')`)
-	expire(t, pool, "n")
-	canceller := newConn(t, pool)
-	exec(t, canceller, `BEGIN`)
-	exec(t, canceller, `SELECT pglock.cancel('n', `+claim+`)`)
-	const join = `SELECT granted OR ticket IS NOT NULL FROM pglock.enqueue('n', '1 h', gen_random_uuid(), 'nobody')`
-	if one[bool](t, pool, join) {
-		t.Error("it was granted, or drew a ticket")
+	const (
+		claim   = `'00000000-0000-4000-8000-000000000001'`
+		refresh = `SELECT state FROM pglock.refresh('{n}', ARRAY[` + claim + `::uuid])`
+		join    = `SELECT granted FROM pglock.enqueue('n', '1 h', gen_random_uuid(), 'nobody')`
+		free    = `SELECT state FROM pglock.release('{n}', ARRAY[(SELECT token FROM pglock.leases WHERE name = 'n')], '0')`
+	)
+	for name, tt := range map[string]struct {
+		frees  string // the answer is want
+		want   string
+		next   bool // somebody else waits, or comes
+		states string
+	}{
+		"release, and the next":       {free, "released", true, "waiting"},
+		"release, and nobody":         {free, "released", false, "granted"},
+		"release_one, and the next":   {strings.NewReplacer("release(", "release_one(", "'{n}'", "'n'", "ARRAY[", "", "]", "").Replace(free), "released", true, "waiting"},
+		"force_release, and the next": {`SELECT state FROM pglock.force_release('n', (SELECT token FROM pglock.leases))`, "released", true, "waiting"},
+		"exchange, and nobody": {`SELECT coalesce((SELECT state FROM pglock.exchange('{n}', ARRAY[(SELECT token FROM pglock.leases)], '{}', '{}', '{}')), 'released')`,
+			"released", false, "granted"},
+		"it expires, and one comes":    {join, "true", false, "waiting"},
+		"it expires, and one tries":    {`SELECT granted FROM pglock.acquire('{n}', '1 h')`, "false", false, "granted"},
+		"it expires, and another asks": {`SELECT state FROM pglock.refresh('{n}', ARRAY[(SELECT claim FROM pglock.waiters WHERE claim <> ` + claim + `)])`, "granted", true, "waiting"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t)
+			exec(t, pool, `SELECT pglock.acquire('{n}', '1 h')`)
+			exec(t, pool, `SELECT pglock.enqueue('n', '1 h', `+claim+`, 'nobody')`)
+			if tt.next {
+				exec(t, pool, join)
+			}
+			if strings.HasPrefix(name, "it expires") {
+				expire(t, pool, "n")
+			}
+			left := newConn(t, pool)
+			exec(t, left, `BEGIN; SELECT FROM pglock.waiters WHERE claim = `+claim+` FOR UPDATE`)
+			if got := one[string](t, pool, `SELECT (`+tt.frees+`)::text`); got != tt.want {
+				t.Errorf("the answer is %s, want %s", got, tt.want)
+			}
+			exec(t, left, `COMMIT`)
+			if got := one[string](t, pool, refresh); got != tt.states {
+				t.Errorf("who had his ticket locked is %s, want %s", got, tt.states)
+			}
+		})
 	}
-	exec(t, canceller, `COMMIT`)
-	if !one[bool](t, pool, join) || waitersOf(t, pool) != 0 {
-		t.Error("asked again it was not granted")
+}
+
+// A claim stands for one wait: a ticket for another lease would never be drawn.
+func TestQueue_AClaimUsedTwice(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	exec(t, pool, `SELECT pglock.acquire('{a,b}', '1 h')`)
+	const enqueue = `SELECT pglock.enqueue($1, '1 h', '00000000-0000-4000-8000-000000000001', 'nobody')`
+	exec(t, pool, enqueue, "a")
+	exec(t, pool, enqueue, "a")
+	if _, err := pool.Exec(t.Context(), enqueue, "b"); sqlState(err) != "22023" || !strings.Contains(err.Error(), "waits for another lease") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A hand-off is silent where the transaction says so, and where a session does, or a
+// role's settings, it is not.
+func TestQueue_SilentInItsTransactionOnly(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	waiter := newConn(t, pool)
+	exec(t, waiter, `LISTEN here`)
+	handOff := func(name, begin string) {
+		exec(t, pool, `SELECT pglock.acquire(ARRAY[$1], '1 h')`, name)
+		exec(t, waiter, `SELECT pglock.enqueue($1, '1 h', gen_random_uuid(), 'here')`, name)
+		conn := newConn(t, pool)
+		exec(t, conn, begin)
+		exec(t, conn, `SELECT pglock.release_one(name, token, '0') FROM pglock.leases WHERE name = $1`, name)
+		exec(t, conn, `COMMIT`)
+	}
+	handOff("silent", `BEGIN; SELECT set_config('pglock.quiet', pg_current_xact_id()::text, true)`)
+	handOff("loud", `SET pglock.quiet = 'on'; BEGIN`)
+	told, err := waiter.WaitForNotification(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := one[string](t, pool, `SELECT claim || ' ' || token FROM pglock.leases WHERE name = 'loud'`); told.Payload != want {
+		t.Errorf("told %q, want %q", told.Payload, want)
 	}
 }
 
@@ -81,7 +148,7 @@ func TestLease_L4_AWaitLongerThanTheTTL(t *testing.T) {
 		}
 		names <- s
 	}()
-	blockedBy(t, pool, canceller.PgConn().PID())
+	until(t, pool, "acquire wait for the ticket", `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'PgSleep')`, int32(taker.PgConn().PID()))
 	// Another transaction can't see the expiry: it is at most the TTL from now.
 	var now time.Time
 	if err := pool.QueryRow(t.Context(), `SELECT clock_timestamp()`).Scan(&now); err != nil {

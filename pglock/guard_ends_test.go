@@ -1,0 +1,164 @@
+package pglock_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pawl-go/pawl/internal/pgtest"
+)
+
+// However a tenure ends, a guard whose snapshot is older is refused: also where it has
+// a version of the row that a renewal has replaced since, and where the release had to
+// wait for the row. In the control it then ends the tenure under the lock that it has
+// waited for, and the guard passes beside the next holder's.
+func TestGuard_EveryEndOfATenure(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	ends := map[string]string{
+		"release":       `SELECT state FROM pglock.release(ARRAY[$1], ARRAY[$2::bigint], '1 min')`,
+		"release_one":   `SELECT state FROM pglock.release_one($1, $2, '1 min')`,
+		"force_release": `SELECT state FROM pglock.force_release($1, $2, '1 min')`,
+	}
+	for name, end := range ends {
+		for _, level := range levels[1:] {
+			for _, waits := range []bool{false, true} {
+				for _, awaited := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s/%s/waits %t/awaited %t", name, level, waits, awaited), func(t *testing.T) {
+						t.Parallel()
+						if err := guardAfter(t, pool, end, level, waits, awaited); sqlState(err) != "40001" {
+							t.Errorf("Guard said %v, want a serialization failure", err)
+						}
+					})
+				}
+			}
+		}
+	}
+	t.Run("control", func(t *testing.T) {
+		t.Parallel()
+		pool := pgtest.Pool(t)
+		replace(t, pool, "lock_within", `RAISE EXCEPTION USING ERRCODE = 'lock_not_available';`, `RETURN true;`)
+		for name, end := range ends {
+			if err := guardAfter(t, pool, end, pgx.RepeatableRead, true, true); err != nil {
+				t.Errorf("after %s Guard said %v: this test shows nothing", name, err)
+			}
+		}
+	})
+}
+
+// guardAfter returns what a guard says in a transaction whose snapshot was taken before
+// a renewal, and before the tenure was ended.
+func guardAfter(t *testing.T, pool *pgxpool.Pool, end string, level pgx.TxIsoLevel, waits, awaited bool) error {
+	t.Helper()
+	name := t.Name() + end
+	token := one[int64](t, pool, `SELECT token FROM pglock.acquire(ARRAY[$1], '1 h')`, name)
+	guarding := newConn(t, pool)
+	exec(t, guarding, `BEGIN ISOLATION LEVEL `+string(level))
+	one[int64](t, guarding, `SELECT count(*) FROM pglock.leases`) // takes the snapshot
+	exec(t, pool, `SELECT pglock.renew(ARRAY[$1], ARRAY[$2::bigint])`, name, token)
+	if awaited {
+		exec(t, pool, `SELECT pglock.enqueue($1, '1 h', gen_random_uuid(), 'nobody')`, name)
+	}
+	locker, ending := newConn(t, pool), newConn(t, pool)
+	if waits {
+		exec(t, locker, `BEGIN`)
+		exec(t, locker, `SELECT FROM pglock.leases WHERE name = $1 FOR NO KEY UPDATE`, name)
+	}
+	done := make(chan string, 1)
+	go func() { done <- one[string](t, ending, end, name, token) }()
+	if waits {
+		blockedBy(t, pool, locker.PgConn().PID())
+		exec(t, locker, `COMMIT`)
+	}
+	if state := <-done; state != "released" {
+		t.Errorf("it was %s", state)
+	}
+	_, err := guarding.Exec(t.Context(), `SELECT pglock.guard($1, $2)`, name, token)
+	return err
+}
+
+// A lease that is always under a guard, by transactions that overlap and are each
+// short, is in the way for as long as the operator has patience. The control waits for
+// each of them.
+func TestForceRelease_GuardsThatOverlap(t *testing.T) {
+	t.Parallel()
+	for name, wait := range map[string]string{"bounded": "", "control": "IF false THEN"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t)
+			if wait != "" {
+				replace(t, pool, "lock_within", `IF pause <= 0.008 OR locker <> before THEN`, wait)
+			}
+			token := one[int64](t, pool, `SELECT token FROM pglock.acquire('{n}', '1 h')`)
+			guards := []*pgx.Conn{newConn(t, pool), newConn(t, pool)}
+			const begin = `BEGIN; SELECT pglock.guard(name, token) FROM pglock.leases`
+			exec(t, guards[0], begin)
+			forcing := newConn(t, pool)
+			done := make(chan string, 1)
+			go func() {
+				done <- one[string](t, forcing, `SELECT state FROM pglock.force_release('n', $1, '200 ms')`, token)
+			}()
+			// Each begins before the one before it ends.
+			bounded := false
+			for begun, i := time.Now(), 1; !bounded && time.Since(begun) < 3*time.Second; i++ {
+				exec(t, guards[i%2], begin)
+				exec(t, guards[(i+1)%2], `COMMIT`)
+				select {
+				case state := <-done:
+					bounded = true
+					if state != "blocked" {
+						t.Errorf("it was %s", state)
+					}
+				default:
+				}
+			}
+			if bounded != (wait == "") {
+				t.Errorf("patience bounds the wait: %t", bounded)
+			}
+			for _, conn := range guards {
+				exec(t, conn, `ROLLBACK`)
+			}
+			if !bounded {
+				<-done
+			}
+		})
+	}
+}
+
+// A guard of a lease that a release has locked,
+// beside one that it waits for: a release is never ended by a deadlock, it is blocked.
+func TestRelease_NoDeadlock(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	const release = `SELECT string_agg(state, ' ' ORDER BY name) FROM pglock.release('{a,b}', ARRAY(SELECT token FROM pglock.leases ORDER BY name), '1 min')`
+	exec(t, pool, `SELECT pglock.acquire('{a,b}', '1 h')`)
+	guarding, releasing := newConn(t, pool), newConn(t, pool)
+	const guard = `SELECT pglock.guard(name, token) FROM pglock.leases WHERE name = $1`
+	exec(t, guarding, `BEGIN`)
+	exec(t, guarding, guard, "a")
+	done := make(chan string, 1)
+	go func() { done <- one[string](t, releasing, release) }() // it has b, and waits for a
+	blockedBy(t, pool, guarding.PgConn().PID())
+	guarded := make(chan error, 1)
+	go func() {
+		_, err := guarding.Exec(context.Background(), guard, "b")
+		guarded <- err
+	}()
+	state, err := <-done, <-guarded
+	switch sqlState(err) {
+	case "PW002":
+		if state != "blocked released" {
+			t.Errorf("the release was %s", state)
+		}
+	case "40P01": // the machine was slow, and its second of waiting was over first
+		if state != "released released" {
+			t.Errorf("beside a guard that gave way the release was %s", state)
+		}
+	default:
+		t.Errorf("the guard of b said %v, want that it was released", err)
+	}
+}
