@@ -13,7 +13,7 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SECURITY DEFINER SET search_path = pg_c
 AS $$
 BEGIN
     PERFORM pglock.check_name('key', advisory_key.name);
-    RETURN ('x' || encode(substr(sha256('pglock/v1\000'::bytea || convert_to(advisory_key.name, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint;
+    RETURN ('x' || encode(substr(sha256('pglock/v1'::bytea || decode('00', 'hex') || convert_to(advisory_key.name, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint;
 END
 $$;
 -- +goose StatementEnd

@@ -2,7 +2,7 @@
 -- presents stands in a setting that is local to it. Anybody can write a
 -- setting, so it is no more than a claim: the triggers prove it against the
 -- lease row at each statement, with a lock that keeps takers off until the
--- transaction ends. There is no registry of protected tables: a trigger and its
+-- transaction ends. A lease whose time has run out passes where nobody has taken it. There is no registry of protected tables: a trigger and its
 -- arguments are all there is, and a dump carries them.
 --
 -- A dump of the whole database restores as it is. One of the tables alone
@@ -134,7 +134,7 @@ BEGIN
     IF pattern IS NULL OR pattern = '' THEN
         RAISE EXCEPTION 'empty pattern for table %', target
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give the names of the leases that stand for it, for example accounts/%.';
-    ELSIF pattern ~ '(^|[^\\])(\\\\)*\\$' THEN
+    ELSIF pattern ~ E'(^|[^\\\\])(\\\\\\\\)*\\\\$' THEN
         RAISE EXCEPTION 'pattern % for table % ends with half an escape', pattern, target
             USING ERRCODE = 'invalid_escape_sequence', HINT = 'A backslash takes the next character literally: double it to mean itself.';
     ELSIF kind IS NULL OR kind NOT IN ('r', 'p') THEN
