@@ -10,8 +10,9 @@
 -- would then not be one of the key for a guard that comes to it from an older version
 -- of the row, and that guard would pass.
 --
--- lock_timeout counts anew for each guard in the way. Where new ones keep coming it
--- looks again and again instead, and waits only when none has come for 8 ms.
+-- lock_timeout counts anew for each guard in the way, and new ones may keep coming. So
+-- it waits at a time no longer than the same guards have been there: those that come
+-- at such intervals outlast it.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.lock_within(name text, token bigint, patience interval) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = 0
@@ -19,8 +20,10 @@ AS $$
 DECLARE
     give_up timestamptz := clock_timestamp() + patience;
     pause   float8 := 0.001;                                  -- seconds
-    locker  xid;
+    locker  xid;                                              -- or multixact, which another guard changes
     before  xid;
+    since   timestamptz;                                      -- it is there
+    still   interval;
 BEGIN
     LOOP
         PERFORM FROM pglock.leases l
@@ -34,24 +37,28 @@ BEGIN
         IF NOT FOUND OR clock_timestamp() >= give_up THEN
             RETURN false;
         END IF;
-        IF pause <= 0.008 OR locker <> before THEN
-            PERFORM pg_sleep(pause);
-            pause := least(2 * pause, 0.016);
-        ELSE
-            BEGIN
-                PERFORM set_config('lock_timeout', least(greatest(1, ceil(extract(epoch FROM give_up - clock_timestamp()) * 1000)), 1e9)::bigint::text, true);
-                PERFORM FROM pglock.leases l
-                WHERE l.name = lock_within.name AND l.token = lock_within.token AND l.claim IS NOT NULL
-                FOR UPDATE;
-                RAISE EXCEPTION USING ERRCODE = 'lock_not_available'; -- gives it back
-            EXCEPTION
-                WHEN lock_not_available THEN
-                    NULL;
-                WHEN deadlock_detected THEN
-                    RETURN false;
-            END;
+        IF before IS DISTINCT FROM locker THEN
+            before := locker;
+            since := clock_timestamp();
         END IF;
-        before := locker;
+        still := clock_timestamp() - since;
+        IF still < interval '8 ms' THEN
+            PERFORM pg_sleep(pause);
+            pause := least(2 * pause, 0.008);
+            CONTINUE;
+        END IF;
+        BEGIN
+            PERFORM set_config('lock_timeout', greatest(1, extract(epoch FROM least(still, give_up - clock_timestamp())) * 1000)::bigint::text, true);
+            PERFORM FROM pglock.leases l
+            WHERE l.name = lock_within.name AND l.token = lock_within.token AND l.claim IS NOT NULL
+            FOR UPDATE;
+            RAISE EXCEPTION USING ERRCODE = 'lock_not_available'; -- gives it back
+        EXCEPTION
+            WHEN lock_not_available THEN
+                NULL;
+            WHEN deadlock_detected THEN
+                RETURN false;
+        END;
     END LOOP;
 END
 $$;

@@ -86,26 +86,35 @@ func guardAfter(t *testing.T, pool *pgxpool.Pool, end string, level pgx.TxIsoLev
 // each of them.
 func TestForceRelease_GuardsThatOverlap(t *testing.T) {
 	t.Parallel()
-	for name, wait := range map[string]string{"bounded": "", "control": "IF false THEN"} {
+	for name, tt := range map[string]struct {
+		begin   string
+		control bool
+	}{
+		"short":   {`BEGIN; SELECT pglock.guard(name, token) FROM pglock.leases`, false},
+		"longer":  {`BEGIN; SELECT pglock.guard(name, token), pg_sleep(0.1) FROM pglock.leases`, false},
+		"control": {`BEGIN; SELECT pglock.guard(name, token) FROM pglock.leases`, true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			if wait != "" {
-				replace(t, pool, "lock_within", `IF pause <= 0.008 OR locker <> before THEN`, wait)
+			most := limit
+			if tt.control {
+				replace(t, pool, "lock_within", `still < interval '8 ms'`, `false`)
+				replace(t, pool, "lock_within", `least(still, give_up - clock_timestamp())`, `patience`)
+				most = 3 * time.Second
 			}
 			token := one[int64](t, pool, `SELECT token FROM pglock.acquire('{n}', '1 h')`)
 			guards := []*pgx.Conn{newConn(t, pool), newConn(t, pool)}
-			const begin = `BEGIN; SELECT pglock.guard(name, token) FROM pglock.leases`
-			exec(t, guards[0], begin)
+			exec(t, guards[0], tt.begin)
 			forcing := newConn(t, pool)
 			done := make(chan string, 1)
 			go func() {
-				done <- one[string](t, forcing, `SELECT state FROM pglock.force_release('n', $1, '200 ms')`, token)
+				done <- one[string](t, forcing, `SELECT state FROM pglock.force_release('n', $1, '1 s')`, token)
 			}()
 			// Each begins before the one before it ends.
 			bounded := false
-			for begun, i := time.Now(), 1; !bounded && time.Since(begun) < 3*time.Second; i++ {
-				exec(t, guards[i%2], begin)
+			for begun, i := time.Now(), 1; !bounded && time.Since(begun) < most; i++ {
+				exec(t, guards[i%2], tt.begin)
 				exec(t, guards[(i+1)%2], `COMMIT`)
 				select {
 				case state := <-done:
@@ -116,7 +125,7 @@ func TestForceRelease_GuardsThatOverlap(t *testing.T) {
 				default:
 				}
 			}
-			if bounded != (wait == "") {
+			if bounded == tt.control {
 				t.Errorf("patience bounds the wait: %t", bounded)
 			}
 			for _, conn := range guards {
