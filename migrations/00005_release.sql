@@ -10,15 +10,16 @@
 -- would then not be one of the key for a guard that comes to it from an older version
 -- of the row, and that guard would pass.
 --
--- lock_timeout counts anew for each guard in the way, and new ones may keep coming. So
--- it waits at a time no longer than the same guards have been there: those that come
--- at such intervals outlast it.
+-- First for whoever is no guard, who is through in a moment. For guards lock_timeout
+-- counts anew each time, and new ones may keep coming: so it waits at a time no longer
+-- than the same guards have been there, for those that come at such intervals outlast it.
 -- +goose StatementBegin
 CREATE FUNCTION pglock.lock_within(name text, token bigint, patience interval) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = 0
 AS $$
 DECLARE
     give_up timestamptz := clock_timestamp() + patience;
+    first   boolean := true;
     pause   float8 := 0.001;                                  -- seconds
     locker  xid;                                              -- or multixact, which another guard changes
     before  xid;
@@ -41,17 +42,24 @@ BEGIN
             before := locker;
             since := clock_timestamp();
         END IF;
-        still := clock_timestamp() - since;
-        IF still < interval '8 ms' THEN
+        still := CASE WHEN first THEN patience ELSE clock_timestamp() - since END;
+        IF still < interval '8 ms' AND NOT first THEN
             PERFORM pg_sleep(pause);
             pause := least(2 * pause, 0.008);
             CONTINUE;
         END IF;
         BEGIN
-            PERFORM set_config('lock_timeout', greatest(1, extract(epoch FROM least(still, give_up - clock_timestamp())) * 1000)::bigint::text, true);
-            PERFORM FROM pglock.leases l
-            WHERE l.name = lock_within.name AND l.token = lock_within.token AND l.claim IS NOT NULL
-            FOR UPDATE;
+            PERFORM set_config('lock_timeout', greatest(1, least(1e9, 1000 * extract(epoch FROM least(still, give_up - clock_timestamp()))))::bigint::text, true);
+            IF first THEN
+                first := false;
+                PERFORM FROM pglock.leases l
+                WHERE l.name = lock_within.name AND l.token = lock_within.token AND l.claim IS NOT NULL
+                FOR NO KEY UPDATE;
+            ELSE
+                PERFORM FROM pglock.leases l
+                WHERE l.name = lock_within.name AND l.token = lock_within.token AND l.claim IS NOT NULL
+                FOR UPDATE;
+            END IF;
             RAISE EXCEPTION USING ERRCODE = 'lock_not_available'; -- gives it back
         EXCEPTION
             WHEN lock_not_available THEN
