@@ -86,6 +86,20 @@ func TestFault_ACallThatNobodyAnswers(t *testing.T) {
 	}
 }
 
+// Where nothing answers on any connection a call ends all the same.
+func TestFault_NothingAnswers(t *testing.T) {
+	t.Parallel()
+	wire := pgtest.Proxy(t, pgtest.DSN(t))
+	c := newClient(t, pgtest.PoolOn(t, wire.DSN()))
+	acquire(t, c, "held", time.Hour)
+	wire.Silence()
+	t.Cleanup(wire.Heal) // so that what is held can be released
+	_, err := c.Acquire(context.Background(), "other", time.Hour)
+	if err == nil || errors.Is(err, pglock.ErrLocked) {
+		t.Errorf("got %v, want that nobody answered", err)
+	}
+}
+
 // A server that came back leaves a client with connections that are dead, as many as
 // it has. One dead connection is enough to tell.
 func TestFault_EveryConnectionIsDead(t *testing.T) {
