@@ -138,8 +138,8 @@ func TestForceRelease_GuardsThatOverlap(t *testing.T) {
 	}
 }
 
-// A guard of a lease that a release has locked,
-// beside one that it waits for: a release is never ended by a deadlock, it is blocked.
+// A guard of a lease that a release has locked, beside one that it waits for: the
+// release is not ended by the deadlock, it is blocked.
 func TestRelease_NoDeadlock(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

@@ -89,11 +89,7 @@ func TestFault_ACallThatNobodyAnswers(t *testing.T) {
 // Where nothing answers on any connection a call ends all the same.
 func TestFault_NothingAnswers(t *testing.T) {
 	t.Parallel()
-	wire := pgtest.Proxy(t, pgtest.DSN(t))
-	c := newClient(t, pgtest.PoolOn(t, wire.DSN()))
-	acquire(t, c, "held", time.Hour)
-	wire.Silence()
-	t.Cleanup(wire.Heal) // so that what is held can be released
+	c := cutOff(t)
 	_, err := c.Acquire(context.Background(), "other", time.Hour)
 	if err == nil || errors.Is(err, pglock.ErrLocked) {
 		t.Errorf("got %v, want that nobody answered", err)
@@ -141,11 +137,7 @@ func TestFault_EveryConnectionIsDead(t *testing.T) {
 // its context ends: one after the other they would take a second each.
 func TestFault_ManyGivenUp(t *testing.T) {
 	t.Parallel()
-	wire := pgtest.Proxy(t, pgtest.DSN(t))
-	c := newClient(t, pgtest.PoolOn(t, wire.DSN()))
-	acquire(t, c, "held", time.Hour)
-	wire.Silence()
-	t.Cleanup(wire.Heal) // so that what is held can be released
+	c := cutOff(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	begun := time.Now()
@@ -155,6 +147,18 @@ func TestFault_ManyGivenUp(t *testing.T) {
 	if took := time.Since(begun); took > 30*time.Second {
 		t.Errorf("it took %v", took)
 	}
+}
+
+// cutOff returns a client that holds a lease and that nothing answers any more, until
+// the test ends and it releases the lease.
+func cutOff(t *testing.T) *pglock.Client {
+	t.Helper()
+	wire := pgtest.Proxy(t, pgtest.DSN(t))
+	c := newClient(t, pgtest.PoolOn(t, wire.DSN()))
+	acquire(t, c, "held", time.Hour)
+	wire.Silence()
+	t.Cleanup(wire.Heal)
+	return c
 }
 
 // silenced returns a client, and a function after which nothing comes through its

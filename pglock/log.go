@@ -5,11 +5,11 @@ import (
 	"log/slog"
 )
 
-// LogTo returns an Observer that writes to a log. A loss, a refused write, a
-// failed campaign and the fallback are warnings, for somebody should look at them; all else is at the
-// level of debugging, a wait that its context ended included. The attributes are
-// lease, token, waited, held, took, leases, tickets, cause and error. A nil logger
-// is slog.Default, as it is then.
+// LogTo returns an Observer that writes to a log. A loss, a refused write, a failed
+// campaign and the fallback are warnings, for somebody should look at them; all
+// else is at the level of debugging, a wait that its context ended included. The
+// attributes are lease, token, waited, held, took, leases, tickets, cause and error.
+// A nil logger is slog.Default, as it is then.
 func LogTo(logger *slog.Logger) Observer {
 	if logger == nil {
 		logger = slog.Default()

@@ -89,6 +89,11 @@ func (p *ownPool) giveBack(conn *pgxpool.Conn) {
 		conn.Release()
 		return
 	}
+	p.discard(conn)
+}
+
+// discard takes a connection out of the pool, and closes it in its own time.
+func (p *ownPool) discard(conn *pgxpool.Conn) {
 	broken := conn.Hijack()
 	p.closing.Go(func() { closeConn(broken) })
 }
@@ -97,8 +102,7 @@ func (p *ownPool) giveBack(conn *pgxpool.Conn) {
 // those that are older than that are probably dead too.
 func (p *ownPool) distrust(pool *pgxpool.Pool) {
 	for _, conn := range pool.AcquireAllIdle(context.Background()) {
-		idle := conn.Hijack()
-		p.closing.Go(func() { closeConn(idle) })
+		p.discard(conn)
 	}
 }
 
