@@ -91,6 +91,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enab
 AS $$
 DECLARE
     lease pglock.leases;
+    mine  boolean := false;                                   -- the try below has left the row locked
 BEGIN
     enqueue.ttl := coalesce(
         pglock.plain_ttl(enqueue.ttl, enqueue.claim, enqueue.owner, enqueue.metadata),
@@ -108,6 +109,8 @@ BEGIN
                 RETURN NEXT;
                 RETURN;
             END IF;
+            mine := EXISTS (
+                SELECT FROM pglock.leases l WHERE l.name = enqueue.name AND l.xmax = pg_current_xact_id_if_assigned()::xid);
         END IF;
     END IF;
     IF enqueue.channel IS NULL OR enqueue.channel = '' OR octet_length(enqueue.channel) > 63 THEN
@@ -134,7 +137,9 @@ BEGIN
             IF NOT lease.awaited THEN
                 UPDATE pglock.leases AS l SET awaited = true WHERE l.name = enqueue.name;
             END IF;
-            IF lease.expires_at <= clock_timestamp() THEN
+            -- Under a lock from outside of this block an UPDATE in it would not be one of the
+            -- key for every guard, see lock_within: then this is left to refresh.
+            IF NOT mine AND lease.expires_at <= clock_timestamp() THEN
                 PERFORM FROM pglock.leases l WHERE l.name = enqueue.name FOR UPDATE SKIP LOCKED;
                 IF FOUND THEN
                     PERFORM pglock.hand_on(enqueue.name);

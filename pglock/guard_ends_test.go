@@ -81,6 +81,48 @@ func guardAfter(t *testing.T, pool *pgxpool.Pool, end string, level pgx.TxIsoLev
 	return err
 }
 
+// Likewise where an expired lease is handed on after an enqueue that tried to take it,
+// lost to a ticket drawn at that moment, and passed that ticket over, for an open
+// transaction has it. In the control it then hands the lease on itself, by another
+// subtransaction than it has the row locked by, and the guard passes beside the next
+// holder's.
+func TestGuard_HandedOnAfterATry(t *testing.T) {
+	t.Parallel()
+	for name, control := range map[string]bool{"left to refresh": false, "control": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t)
+			replace(t, pool, "enqueue", "IF NOT FOUND THEN\n            SELECT a.granted", "IF true THEN\n            SELECT a.granted")
+			if control {
+				replace(t, pool, "enqueue", "NOT mine AND ", "")
+			}
+			token := one[int64](t, pool, `SELECT token FROM pglock.acquire('{n}', '1 h')`)
+			guarding, locker := newConn(t, pool), newConn(t, pool)
+			exec(t, guarding, `BEGIN ISOLATION LEVEL REPEATABLE READ`)
+			one[int64](t, guarding, `SELECT count(*) FROM pglock.leases`) // takes the snapshot
+			exec(t, pool, `SELECT pglock.enqueue('n', '1 h', gen_random_uuid(), 'nobody')`)
+			exec(t, pool, `UPDATE pglock.leases SET expires_at = clock_timestamp()`)
+			exec(t, locker, `BEGIN`)
+			exec(t, locker, `SELECT FROM pglock.waiters FOR UPDATE`)
+
+			claim := one[string](t, pool, `SELECT gen_random_uuid()::text`)
+			granted := one[bool](t, pool, `SELECT granted FROM pglock.enqueue('n', '1 h', $1, 'nobody')`, claim)
+			if granted != control {
+				t.Fatalf("enqueue granted it: %t", granted)
+			}
+			if state := one[string](t, pool, `SELECT state FROM pglock.refresh('{n}', ARRAY[$1::uuid])`, claim); state != "granted" {
+				t.Fatalf("refresh said %s", state)
+			}
+			_, err := guarding.Exec(t.Context(), `SELECT pglock.guard('n', $1)`, token)
+			if control && err != nil {
+				t.Errorf("Guard said %v: this test shows nothing", err)
+			} else if !control && sqlState(err) != "40001" {
+				t.Errorf("Guard said %v, want a serialization failure", err)
+			}
+		})
+	}
+}
+
 // A lease that is always under a guard, by transactions that overlap and are each
 // short, is in the way for as long as the operator has patience. The control waits for
 // each of them.
