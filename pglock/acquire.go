@@ -206,7 +206,7 @@ func (c *Client) tryOne(ctx context.Context, r *request, claim string) (bid, err
 
 // ask sends an attempt, again when its answer was lost.
 func (c *Client) ask(ctx context.Context, sql string, args ...any) (a bid, err error) {
-	_, err = repeat(ctx, func(ctx context.Context) error {
+	_, err = c.calls.repeat(ctx, func(ctx context.Context) error {
 		var s bidScan
 		sent, err := c.calls.call(ctx, func(rows pgx.Rows) error {
 			return rows.Scan(&s.granted, &s.token, &s.holder, &s.remaining, &s.expires, &s.ticket)

@@ -34,7 +34,7 @@ func (c *Client) TryAcquireAll(ctx context.Context, names []string, ttl time.Dur
 	shared := requests[0] // one claim for all
 	bids := make(map[string]bid, len(names))
 	var sent time.Time
-	_, err = repeat(ctx, func(ctx context.Context) (err error) {
+	_, err = c.calls.repeat(ctx, func(ctx context.Context) (err error) {
 		sent, err = c.calls.call(ctx, func(rows pgx.Rows) error {
 			var name string
 			var s bidScan

@@ -140,9 +140,10 @@ func (silence) Error() string {
 func (silence) Timeout() bool { return true }
 
 // timed calls with a context that ends after answerBound.
-func timed(ctx context.Context, call func(context.Context) error) error {
-	bound, cancel := context.WithTimeoutCause(ctx, answerBound, errSilent)
-	defer cancel()
+func (p *ownPool) timed(ctx context.Context, call func(context.Context) error) error {
+	bound, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer p.bounds.at(time.Now().Add(answerBound), func() { cancel(errSilent) }).stop()
 	err := call(bound)
 	if err != nil && context.Cause(bound) == errSilent {
 		return errSilent // what the context says is not said of the caller's
@@ -152,9 +153,9 @@ func timed(ctx context.Context, call func(context.Context) error) error {
 
 // repeat calls until an answer comes, a few times: safe for calls that have
 // the effect of one. It reports whether an earlier call may have had its effect.
-func repeat(ctx context.Context, call func(context.Context) error) (repeated bool, err error) {
+func (p *ownPool) repeat(ctx context.Context, call func(context.Context) error) (repeated bool, err error) {
 	for try := 1; ; try++ {
-		if err = timed(ctx, call); err == nil || !unanswered(err) || ctx.Err() != nil || try == attempts {
+		if err = p.timed(ctx, call); err == nil || !unanswered(err) || ctx.Err() != nil || try == attempts {
 			return repeated, err
 		}
 		repeated = true

@@ -39,7 +39,8 @@ type Client struct {
 	courier  *courier // the same, several at a time
 	keeper   *keeper  // renewals
 	listener *listener
-	bank     *bank // session advisory locks
+	bank     *bank  // session advisory locks
+	releases alarms // at the bounds of those under way
 
 	mu      sync.Mutex
 	closed  bool
@@ -240,14 +241,14 @@ func join(ctx, other context.Context) (context.Context, context.CancelFunc) {
 }
 
 // linger returns a context that outlives ctx by d.
-func linger(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+func linger(ctx context.Context, d time.Duration) (context.Context, context.CancelCauseFunc) {
+	longer, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
 		select {
 		case <-longer.Done():
 		case <-time.After(d):
-			cancel()
+			cancel(ctx.Err())
 		}
 	})
-	return longer, func() { stop(); cancel() }
+	return longer, func(cause error) { stop(); cancel(cause) }
 }

@@ -26,6 +26,8 @@ type courier struct {
 	pending []*errand // in the order in which they came
 	alone   int       // statements under way that are one call's
 	loads   int       // exchanges under way that others wait for
+
+	overtakes alarms // of the next exchanges, where one is slow
 }
 
 // errand is one call: a try or, with a lease, a release.
@@ -117,20 +119,20 @@ func (c *courier) release(ctx context.Context, l *Lease, until time.Time) (a ans
 // await waits for the answer to a release as long as outlive would: its context
 // costs more than the rest of the call.
 func (c *courier) await(ctx context.Context, e *errand, until time.Time) error {
-	bound := time.NewTimer(time.Until(until))
-	defer bound.Stop()
+	late := make(chan struct{})
+	defer c.client.releases.at(until, func() { close(late) }).stop()
 	err := context.DeadlineExceeded
 	select {
 	case <-e.done:
 		return nil
-	case <-bound.C:
+	case <-late:
 	case <-ctx.Done():
-		bound.Reset(grace)
 		err = ctx.Err()
 		select {
 		case <-e.done:
 			return nil
-		case <-bound.C:
+		case <-late:
+		case <-time.After(grace):
 		}
 	}
 	c.withdraw(e)
@@ -209,7 +211,7 @@ func (c *courier) carry() {
 		if l == nil {
 			return
 		}
-		overtake := time.AfterFunc(slow, func() {
+		overtake := c.overtakes.at(time.Now().Add(slow), func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.loads--
@@ -217,7 +219,7 @@ func (c *courier) carry() {
 		})
 		c.deliver(l)
 		l.cancel()
-		if !overtake.Stop() {
+		if !overtake.stop() {
 			return // another goes on
 		}
 		// Those who have just had their answers may have something for the next.

@@ -42,7 +42,7 @@ func (s *session) try(ctx context.Context, key Key, look bool) (*Lock, error) {
 		},
 	}, false)
 	longer, cancel := linger(ctx, time.Second)
-	defer cancel()
+	defer cancel(nil)
 	select {
 	case t := <-answer:
 		return t.lock, t.err

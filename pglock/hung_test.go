@@ -86,13 +86,30 @@ func TestFault_ACallThatNobodyAnswers(t *testing.T) {
 	}
 }
 
-// Where nothing answers on any connection a call ends all the same.
+// Where nothing answers on any connection a call ends all the same, and says why.
 func TestFault_NothingAnswers(t *testing.T) {
 	t.Parallel()
-	c := cutOff(t)
-	_, err := c.Acquire(context.Background(), "other", time.Hour)
-	if err == nil || errors.Is(err, pglock.ErrLocked) {
-		t.Errorf("got %v, want that nobody answered", err)
+	for name, call := range map[string]func(*pglock.Client, *pglock.Lease) error{
+		"Acquire": func(c *pglock.Client, _ *pglock.Lease) error {
+			_, err := c.Acquire(context.Background(), "other", time.Hour)
+			return err
+		},
+		"Release": func(_ *pglock.Client, l *pglock.Lease) error {
+			err := l.Release(context.Background())
+			if lost, ok := errors.AsType[*pglock.LostError](err); !ok || lost.Cause != pglock.Unreachable {
+				return fmt.Errorf("%v is not that nobody could be reached", err)
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := call(cutOff(t))
+			var timeout interface{ Timeout() bool }
+			if !errors.As(err, &timeout) || !timeout.Timeout() || errors.Is(err, pglock.ErrLocked) || errors.Is(err, context.Canceled) {
+				t.Errorf("got %v, want that nobody answered", err)
+			}
+		})
 	}
 }
 
@@ -137,7 +154,7 @@ func TestFault_EveryConnectionIsDead(t *testing.T) {
 // its context ends: one after the other they would take a second each.
 func TestFault_ManyGivenUp(t *testing.T) {
 	t.Parallel()
-	c := cutOff(t)
+	c, _ := cutOff(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	begun := time.Now()
@@ -150,15 +167,15 @@ func TestFault_ManyGivenUp(t *testing.T) {
 }
 
 // cutOff returns a client that holds a lease and that nothing answers any more, until
-// the test ends and it releases the lease.
-func cutOff(t *testing.T) *pglock.Client {
+// the test ends and it releases the lease, if it still has it.
+func cutOff(t *testing.T) (*pglock.Client, *pglock.Lease) {
 	t.Helper()
 	wire := pgtest.Proxy(t, pgtest.DSN(t))
 	c := newClient(t, pgtest.PoolOn(t, wire.DSN()))
-	acquire(t, c, "held", time.Hour)
+	l := acquire(t, c, "held", time.Hour)
 	wire.Silence()
 	t.Cleanup(wire.Heal)
-	return c
+	return c, l
 }
 
 // silenced returns a client, and a function after which nothing comes through its

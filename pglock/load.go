@@ -138,7 +138,7 @@ func (c *courier) deliverMany(l *load) {
 	var name string
 	var a answer
 	var s bidScan
-	repeated, err := repeat(l.ctx, func(ctx context.Context) (err error) {
+	repeated, err := c.client.calls.repeat(l.ctx, func(ctx context.Context) (err error) {
 		for _, e := range l.errands { // what a lost answer said is not this one's
 			e.bid, e.answer = bid{}, answer{state: "released"} // unless a row says otherwise
 		}

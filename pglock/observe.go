@@ -30,7 +30,7 @@ func (c *Client) Observe(ctx context.Context, name string) <-chan LeaseInfo {
 		for {
 			pause := look
 			var infos []LeaseInfo
-			err := timed(ctx, func(ctx context.Context) (err error) {
+			err := c.calls.timed(ctx, func(ctx context.Context) (err error) {
 				infos, err = c.leases(ctx, &name)
 				return err
 			})

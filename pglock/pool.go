@@ -26,6 +26,7 @@ const connectBound = 5 * time.Second
 type ownPool struct {
 	client *Client
 	max    int32
+	bounds alarms // of the calls under way
 
 	// replicated says that a commit waits for a synchronous standby.
 	replicated atomic.Bool

@@ -142,7 +142,7 @@ func (c *Client) takeBack(r *request) {
 		defer close(done)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.values), grace)
 		defer cancel()
-		_, _ = repeat(ctx, func(ctx context.Context) error {
+		_, _ = c.calls.repeat(ctx, func(ctx context.Context) error {
 			_, err := c.calls.call(ctx, func(pgx.Rows) error { return nil }, cancelSQL, r.name, r.claim)
 			return err
 		})

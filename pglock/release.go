@@ -129,9 +129,9 @@ func (c *Client) release(ctx context.Context, leases []*Lease, wait time.Duratio
 // askRelease sends a statement, again when its answer was lost, on a context that
 // outlives the caller's, but not until.
 func (c *Client) askRelease(ctx context.Context, until time.Time, got func(Token, answer), sql string, args ...any) (repeated bool, err error) {
-	ctx, cancel := outlive(ctx, until)
+	ctx, cancel := c.outlive(ctx, until)
 	defer cancel()
-	return repeat(ctx, func(ctx context.Context) error {
+	return c.calls.repeat(ctx, func(ctx context.Context) error {
 		_, err := c.calls.call(ctx, func(rows pgx.Rows) error {
 			token, a, err := scanAnswer(rows)
 			got(token, a)
@@ -142,10 +142,10 @@ func (c *Client) askRelease(ctx context.Context, until time.Time, got func(Token
 }
 
 // outlive returns the context of a release that was called with ctx.
-func outlive(ctx context.Context, until time.Time) (context.Context, context.CancelFunc) {
+func (c *Client) outlive(ctx context.Context, until time.Time) (context.Context, context.CancelFunc) {
 	ctx, cancel := linger(ctx, grace)
-	ctx, stop := context.WithDeadline(ctx, until)
-	return ctx, func() { stop(); cancel() }
+	bound := c.releases.at(until, func() { cancel(errSilent) })
+	return ctx, func() { bound.stop(); cancel(nil) }
 }
 
 // columns returns the arrays that the schema's functions take. A name may stand
