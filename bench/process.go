@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -65,15 +66,15 @@ func (p *process) log() string {
 	return string(text)
 }
 
-// await returns when the process takes connections at address, with an error
-// when it ended or a minute has passed.
-func (p *process) await(ctx context.Context, address string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("nothing listens on %s after a minute", address))
+// await returns when the process answers as it should at address, with an error when
+// it ended or a minute has passed. That it takes connections is not enough: ZooKeeper
+// takes them before it serves, and then never reads from the first.
+func (p *process) await(ctx context.Context, address, ask, answer string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("nothing answers at %s after a minute", address))
 	defer cancel()
 	for {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-		if err == nil {
-			return conn.Close()
+		if answers(ctx, address, ask, answer) {
+			return nil
 		}
 		select {
 		case <-p.done:
@@ -83,6 +84,24 @@ func (p *process) await(ctx context.Context, address string) error {
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
+}
+
+// answers says whether what is asked at address is answered so, within a second.
+func answers(ctx context.Context, address, ask, answer string) bool {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return false
+	}
+	got := make([]byte, len(answer))
+	if _, err := io.WriteString(conn, ask); err != nil {
+		return false
+	}
+	_, err = io.ReadFull(conn, got)
+	return err == nil && string(got) == answer
 }
 
 func freePort() (int, error) {

@@ -101,7 +101,7 @@ func startRedis(ctx context.Context, h *host, name string, args []string) (*serv
 		return nil, err
 	}
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	if err := p.await(ctx, address); err != nil {
+	if err := p.await(ctx, address, "PING\r\n", "+PONG"); err != nil {
 		return nil, errors.Join(err, p.kill())
 	}
 	return &server{address: address, version: version, pid: cmd.Process.Pid, stop: p.kill}, nil

@@ -97,7 +97,7 @@ func startZooKeeper(ctx context.Context, h *host) (*server, error) {
 		return nil, err
 	}
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	if err := p.await(ctx, address); err != nil {
+	if err := p.await(ctx, address, "srvr", "Zookeeper version"); err != nil {
 		return nil, errors.Join(err, p.kill())
 	}
 	return &server{address: address, version: zooKeeperVersion(), pid: cmd.Process.Pid, stop: p.kill}, nil
