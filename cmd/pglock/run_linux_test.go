@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pawl-go/pawl/internal/pgtest"
 )
 
@@ -16,14 +18,21 @@ import (
 func TestRun_Killed(t *testing.T) {
 	t.Parallel()
 	w := wrap(t, pgtest.DSN(t), family, "killed", "--ttl", "300ms")
+	command, err := unix.PidfdOpen(w.pids[0], 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(command)
 	w.send(syscall.SIGKILL)
 	if code := w.program.end(t); code != -1 {
 		t.Errorf("it exits with %d", code)
 	}
-	for give := time.Now().Add(limit); running(w.pids[0]); time.Sleep(time.Millisecond) {
-		if time.Now().After(give) {
-			t.Fatal("the command is there")
-		}
+	ended := []unix.PollFd{{Fd: int32(command), Events: unix.POLLIN}}
+	for err = unix.EINTR; err == unix.EINTR; {
+		_, err = unix.Poll(ended, int(limit.Milliseconds()))
+	}
+	if err != nil || running(w.pids[0]) {
+		t.Fatalf("the command is there: %v", err)
 	}
 	if !running(w.pids[1]) {
 		t.Error("what the command has started is gone too: say so in the help, and not that PGLOCK_TOKEN must cover it")

@@ -233,9 +233,8 @@ func TestRun_WhatIsLeftBehind(t *testing.T) {
 	}
 	t.Run("the control left the group", func(t *testing.T) {
 		t.Parallel()
-		if _, err := exec.LookPath("setsid"); err != nil {
-			t.Skip(err)
-		}
+		_, err := exec.LookPath("setsid")
+		pgtest.Require(t, "setsid", err)
 		w := wrap(t, dsn, gone, t.Name())
 		if code := w.program.end(t); code != 0 {
 			t.Errorf("it exits with %d", code)

@@ -155,7 +155,8 @@ func live(t *testing.T, pool *pgxpool.Pool, hear *ear) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	client := pglock.New(pool)
+	renewed := make(renewals, 1)
+	client := pglock.New(pool, pglock.WithObserver(renewed))
 	defer client.Close(context.WithoutCancel(ctx))
 
 	lease, err := client.TryAcquire(ctx, "accounts/42", time.Second)
@@ -165,9 +166,11 @@ func live(t *testing.T, pool *pgxpool.Pool, hear *ear) error {
 	if _, err := client.Leases(ctx); err != nil {
 		return err
 	}
-	for granted := lease.Deadline(); !lease.Deadline().After(granted); time.Sleep(10 * time.Millisecond) {
-		if err := lease.Err(); err != nil {
-			return err
+	for granted := lease.Deadline(); !lease.Deadline().After(granted); {
+		select {
+		case <-renewed:
+		case <-lease.Context().Done():
+			return lease.Err()
 		}
 	}
 
@@ -222,6 +225,18 @@ func live(t *testing.T, pool *pgxpool.Pool, hear *ear) error {
 		return err
 	}
 	return client.Close(ctx)
+}
+
+// renewals tells that there was a renewal since it was last read.
+type renewals chan struct{}
+
+func (r renewals) Observe(_ context.Context, e pglock.Event) {
+	if _, ok := e.(pglock.Renewed); ok {
+		select {
+		case r <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // beside takes and frees some leases at once.
