@@ -116,8 +116,8 @@ func (c *courier) release(ctx context.Context, l *Lease, until time.Time) (a ans
 	return a, e.repeated || again, err
 }
 
-// await waits for the answer to a release as long as outlive would: its context
-// costs more than the rest of the call.
+// await waits for the answer to a release as long as outlive would, whose context
+// would cost half as much again.
 func (c *courier) await(ctx context.Context, e *errand, until time.Time) error {
 	late := make(chan struct{})
 	defer c.client.releases.at(until, func() { close(late) }).stop()
